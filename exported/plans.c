@@ -3,7 +3,7 @@
  *   counts    of steps, waves, rows of a wave at most, storage, inputs, outputs, buffers, replacements; the first sure wave; slots
  *   arena     its bytes
  *   steps     its kind, and those numbers that vary in the kind
- *   waves     how many steps; of more than one: phases, work, scratch, ends of the phases
+ *   waves     how many steps; of more than one: phases, work, ends of the phases
  *   storage   home, index, offset, bytes, first and last wave; then storage per output; bytes and first replacement per buffer; replacements
  *   slots     source per slot; then value per slot
  */
@@ -98,7 +98,6 @@ static void read_waves(reader *r, opq_plan *plan)
             continue;
         wave->phases = (int)next(r);
         wave->work = next(r);
-        wave->scratch = next(r);
         int64_t ends = (int64_t)wave->phases * wave->count;
         wave->ends = room(r, ends, sizeof *wave->ends);
         for (int64_t k = 0; wave->ends && k < ends; k++)

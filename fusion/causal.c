@@ -39,7 +39,7 @@ static bool is_reduced(const opq_graph *graph, opq_ref ref, opq_op op, opq_ref o
 
 typedef struct follower {
     const opq_graph *graph;
-    const opq_block_parts *parts;
+    const opq_parts *parts;
     opq_ref begin;
     known *k;     /* per node from `begin` on */
     bool sampled; /* what is known depends on row values, which a sample of each row shows to be finite */
@@ -61,7 +61,7 @@ static bool is_bounded(const follower *f, opq_ref ref)
         node = opq_node_at(f->graph, ref);
     }
     for (int i = 0; i < f->parts->first_count; i++)
-        if (f->parts->first[i] == ref)
+        if (f->parts->product[i] == ref)
             return true;
     return false;
 }
@@ -105,7 +105,7 @@ static bool follow(follower *f, opq_ref ref)
     return true;
 }
 
-bool opq_block_is_causal(const opq_graph *graph, const opq_ref *members, int count, const opq_block_parts *parts,
+bool opq_block_is_causal(const opq_graph *graph, const opq_ref *members, int count, const opq_parts *parts,
                          bool *out_sampled)
 {
     follower f = {.graph = graph, .parts = parts, .begin = members[0]};
@@ -113,7 +113,7 @@ bool opq_block_is_causal(const opq_graph *graph, const opq_ref *members, int cou
     bool causal = f.k != NULL; /* without memory it is computed in full */
     for (int i = 0; i < count && causal; i++)
         causal = follow(&f, members[i]);
-    for (int i = 0; i < parts->second_count && causal; i++) {
+    for (int i = parts->first_count; i < parts->count && causal; i++) {
         opq_ref taken = opq_block_taken(graph, parts, i);
         causal = taken <= members[count - 1] && known_of(&f, taken) == ZERO;
         f.sampled |= opq_block_sums_rows(graph, parts, i); /* a row of NaN is a part of every sum */

@@ -51,89 +51,6 @@ static opq_status add_member(opq_grouper *g, opq_group *group, opq_ref n)
     return OPQ_OK;
 }
 
-bool opq_is_one_of(const int32_t *ids, int count, int32_t id)
-{
-    for (int i = 0; i < count; i++)
-        if (ids[i] == id)
-            return true;
-    return false;
-}
-
-bool opq_group_stores(const opq_grouper *g, opq_ref n, const int32_t *ids, int count)
-{
-    if (g->is_output[n])
-        return true;
-    for (int32_t e = g->first_edge[n]; e >= 0; e = g->edges[e].next) {
-        if (g->edges[e].from_memory || !opq_is_one_of(ids, count, g->result.group_of[g->edges[e].consumer]))
-            return true;
-    }
-    return false;
-}
-
-/* ---- trying */
-
-static int descending(const void *a, const void *b)
-{
-    opq_ref x = *(const opq_ref *)a, y = *(const opq_ref *)b;
-    return (x < y) - (x > y);
-}
-
-/* g->trial gets the members that these groups and n (-1: nobody) have together, and behind them those of them that would be stored. */
-static opq_status collect_trial(opq_grouper *g, opq_ref n, const int32_t *ids, int count, int *out_total)
-{
-    int total = n >= 0, at = 0;
-    for (int i = 0; i < count; i++)
-        total += g->groups[ids[i]].count;
-    if (total * 2 > g->trial_capacity) {
-        opq_ref *grown = realloc(g->trial, (size_t)total * 4 * sizeof *grown);
-        if (grown == NULL)
-            return out_of_memory();
-        g->trial = grown;
-        g->trial_capacity = total * 4;
-    }
-    for (int i = 0; i < count; i++)
-        for (int k = 0; k < g->groups[ids[i]].count; k++)
-            g->trial[at++] = g->groups[ids[i]].members[k];
-    if (count > 1)
-        qsort(g->trial, (size_t)at, sizeof *g->trial, descending);
-    if (n >= 0)
-        g->trial[at] = n; /* nodes come in reverse */
-    *out_total = total;
-    return OPQ_OK;
-}
-
-static opq_status try_lower(opq_grouper *g, opq_ref n, const int32_t *ids, int count, opq_fill *out_fill,
-                            opq_refusal *out_refusal)
-{
-    int total = 0, stored_count = 0;
-    OPQ_TRY(collect_trial(g, n, ids, count, &total));
-    opq_ref *stored = g->trial + total;
-    for (int i = 0; i < total; i++)
-        g->result.group_of[g->trial[i]] = ids[0];
-    for (int i = total - 1; i >= 0; i--)
-        if (opq_group_stores(g, g->trial[i], ids, 1))
-            stored[stored_count++] = g->trial[i];
-    opq_lower_request request = {.graph = g->in,
-                                 .group_of = g->result.group_of,
-                                 .group = ids[0],
-                                 .in_memory = g->result.in_memory,
-                                 .members = g->trial,
-                                 .member_count = total,
-                                 .stored = stored,
-                                 .stored_count = stored_count};
-    opq_lowered lowered;
-    opq_status status = opq_lower(&request, &g->scratch, &lowered);
-    *out_refusal = lowered.refusal;
-    *out_fill = (opq_fill){lowered.fill, lowered.argument_count, lowered.load_count};
-    opq_arena_drop(&g->scratch);
-    for (int i = 1; i < count; i++)
-        for (int k = 0; k < g->groups[ids[i]].count; k++)
-            g->result.group_of[g->groups[ids[i]].members[k]] = ids[i];
-    if (n >= 0)
-        g->result.group_of[n] = -1;
-    return status;
-}
-
 /* n, if there is one, and all members go to the first group. */
 static opq_status join(opq_grouper *g, opq_ref n, const int32_t *ids, int count, opq_fill fill)
 {
@@ -148,7 +65,7 @@ static opq_status join(opq_grouper *g, opq_ref n, const int32_t *ids, int count,
         from->count = 0;
     }
     if (count > 1)
-        qsort(target->members, (size_t)target->count, sizeof *target->members, descending);
+        opq_group_sort(target->members, target->count);
     target->fill = fill;
     if (n < 0)
         return OPQ_OK;
@@ -191,39 +108,6 @@ static bool is_call(const opq_node *node)
 
 static bool takes_members(const opq_node *node) { return !is_call(node) && opq_node_class(node) != OPQ_CLASS_MATMUL; }
 
-static bool read_from_memory(const opq_grouper *g, opq_ref n, const int32_t *ids, int count)
-{
-    for (int32_t e = g->first_edge[n]; e >= 0; e = g->edges[e].next)
-        if (g->edges[e].from_memory && opq_is_one_of(ids, count, g->result.group_of[g->edges[e].consumer]))
-            return true;
-    return false;
-}
-
-/* A member takes n, or what another of these groups makes, from memory: it must be there before the kernel that would make it starts. */
-static bool reads_own_result(const opq_grouper *g, opq_ref n, const int32_t *ids, int count)
-{
-    if (n >= 0 && read_from_memory(g, n, ids, count))
-        return true;
-    for (int i = 0; i < count && count > 1; i++)
-        for (int k = 0; k < g->groups[ids[i]].count; k++)
-            if (read_from_memory(g, g->groups[ids[i]].members[k], ids, count))
-                return true;
-    return false;
-}
-
-opq_status opq_group_try(opq_grouper *g, opq_ref n, const int32_t *ids, int count, opq_fill *out_fill,
-                         opq_refusal *out_refusal)
-{
-    *out_refusal = OPQ_REFUSAL_none;
-    if (reads_own_result(g, n, ids, count))
-        *out_refusal = OPQ_REFUSAL_other_use;
-    else if (opq_order_has_cycle(g, n, ids, count))
-        *out_refusal = OPQ_REFUSAL_cycle;
-    else if (n < 0 || count > 1 || !opq_group_joins_plainly(g, n, ids[0], out_fill))
-        return try_lower(g, n, ids, count, out_fill, out_refusal);
-    return OPQ_OK;
-}
-
 opq_status opq_group_join(opq_grouper *g, opq_ref n, const int32_t *ids, int count, opq_fill fill)
 {
     opq_order_join(g, ids, count);
@@ -263,7 +147,7 @@ static opq_status place_alone(opq_grouper *g, opq_ref n)
     bool one_stride = g->fusion == OPQ_UNFUSED && opq_node_class(node) != OPQ_CLASS_REDUCE && opq_reads_strides(g, n);
     if (follows && !is_call(node) && !one_stride)
         for (bool again = true; again;) {
-            OPQ_TRY(try_lower(g, n, &id, 1, &fill, &refusal));
+            OPQ_TRY(opq_group_measure(g, n, &id, 1, &fill, &refusal));
             again = false;
             if (refusal != OPQ_REFUSAL_none)
                 OPQ_TRY(opq_store_views(g, n, &again));

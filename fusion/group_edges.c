@@ -5,7 +5,7 @@
 
 static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "group: out of memory"); }
 
-static opq_status add_edge(opq_grouper *g, opq_edge edge)
+static opq_status add_edge(opq_grouper *g, opq_ref producer, opq_edge edge)
 {
     if (g->edge_count == g->edge_capacity) {
         g->edge_capacity = g->edge_capacity ? g->edge_capacity * 2 : 16;
@@ -14,12 +14,13 @@ static opq_status add_edge(opq_grouper *g, opq_edge edge)
             return out_of_memory();
         g->edges = grown;
     }
-    edge.next = g->first_edge[edge.producer];
+    edge.producer = producer;
+    edge.next = g->first_edge[producer];
     edge.previous = -1;
     if (edge.next >= 0)
         g->edges[edge.next].previous = g->edge_count;
     g->edges[g->edge_count] = edge;
-    g->first_edge[edge.producer] = g->edge_count++;
+    g->first_edge[producer] = g->edge_count++;
     return OPQ_OK;
 }
 
@@ -34,15 +35,16 @@ static opq_status link_operands(opq_grouper *g, opq_ref consumer)
     g->first_need[consumer] = g->edge_count;
     for (int k = 0; k < node->arity; k++) {
         opq_ref ref = node->operand[k];
-        bool from_memory = opq_operand_from_memory(node, k), direct = true;
-        for (; is_followed(g, ref); ref = opq_node_at(g->in, ref)->operand[0])
-            direct = false;
+        opq_edge edge = {.consumer = consumer, .from_memory = opq_operand_from_memory(node, k), .direct = true};
+        for (; is_followed(g, ref); ref = opq_node_at(g->in, ref)->operand[0]) {
+            edge.direct = false;
+            edge.viewed |= opq_node_at(g->in, ref)->op != OPQ_OP_reshape;
+        }
         if (opq_node_at(g->in, ref)->op == OPQ_OP_extern_result)
             ref = opq_node_at(g->in, ref)->operand[0];
         const opq_node *producer = opq_node_at(g->in, ref);
         if (producer->op != OPQ_OP_input && (!opq_node_is_free(g->in, ref) || g->result.in_memory[ref]))
-            OPQ_TRY(add_edge(
-                g, (opq_edge){.producer = ref, .consumer = consumer, .from_memory = from_memory, .direct = direct}));
+            OPQ_TRY(add_edge(g, ref, edge));
     }
     g->needs_end[consumer] = g->edge_count;
     return OPQ_OK;

@@ -5,7 +5,7 @@
  *    wq wk wv                         matmul @v    relu(x wv)         /
  *
  * A part is a group as it was: a product with its epilogue. What is legal is that each lowers for the engine, and that their trees are one
- * kernel's (opq_loops_beside).
+ * kernel's (opq_loops_join).
  *
  * needs   all nodes placed, blocks made
  * keeps   every chain of multiply-adds, every rounding
@@ -13,18 +13,13 @@
  */
 #include "fusion/group_state.h"
 
-#include <stdlib.h>
-#include <string.h>
-
-/* The products of one left operand, and those of them that are one group so far. */
+/* The products of one left operand: those of them that are one group so far. */
 typedef struct family {
     opq_grouper *g;
-    int32_t *first, *next; /* products by left operand, ascending, -1 */
-    opq_arena arena;       /* of the parts */
-    int32_t open;          /* the group, -1 */
+    opq_arena arena; /* of the parts */
+    int32_t open;    /* the group */
     opq_bound parts[OPQ_PRODUCTS_MAX];
     int count;
-    opq_ref *stored; /* room for a group's members */
 } family;
 
 static bool has_edge(const opq_grouper *g, int32_t from, int32_t to)
@@ -63,21 +58,10 @@ static bool are_alike(const opq_grouper *g, opq_ref a, opq_ref b)
 /* The group as the plan will lower it. */
 static opq_status lower_part(family *f, int32_t id, opq_bound *out_part, bool *out_fits)
 {
-    const opq_grouper *g = f->g;
-    const opq_group *group = &g->groups[id];
-    opq_lower_request request = {.graph = g->in,
-                                 .group_of = g->result.group_of,
-                                 .group = id,
-                                 .in_memory = g->result.in_memory,
-                                 .members = group->members,
-                                 .member_count = group->count,
-                                 .stored = f->stored,
-                                 .decided = true};
+    const opq_group *group = &f->g->groups[id];
     opq_lowered lowered;
-    for (int i = group->count - 1; i >= 0; i--)
-        if (opq_group_stores(g, group->members[i], &id, 1))
-            f->stored[request.stored_count++] = group->members[i];
-    OPQ_TRY(opq_lower(&request, &f->arena, &lowered));
+    OPQ_TRY(opq_group_lower(f->g, group->members, group->count, (opq_lower_request){.group = id, .decided = true},
+                            &f->arena, &lowered));
     *out_fits = lowered.refusal == OPQ_REFUSAL_none && lowered.matmul >= 0 && !lowered.direct;
     *out_part = (opq_bound){lowered.loops, lowered.dims, lowered.buffers, lowered.scalars};
     return OPQ_OK;
@@ -89,14 +73,14 @@ static opq_status try_part(family *f, int32_t id, bool *out_joined)
     opq_bound joined;
     bool fits = true;
     *out_joined = false;
-    if (f->open < 0 || f->count == OPQ_PRODUCTS_MAX || !opq_group_are_near(f->g, f->open, id) ||
-        has_edge(f->g, f->open, id) || has_edge(f->g, id, f->open))
+    if (f->count == OPQ_PRODUCTS_MAX || !opq_group_are_near(f->g, f->open, id) || has_edge(f->g, f->open, id) ||
+        has_edge(f->g, id, f->open))
         return OPQ_OK;
     for (int i = f->count == 1 ? 0 : f->count; i <= f->count && fits; i++)
         OPQ_TRY(lower_part(f, i < f->count ? f->open : id, &f->parts[i], &fits));
     if (!fits)
         return OPQ_OK;
-    opq_status status = opq_loops_beside(f->parts, f->count + 1, &f->arena, &joined);
+    opq_status status = opq_loops_join(f->parts, f->count + 1, &(opq_kept){0}, false, &f->arena, &joined);
     if (status == OPQ_UNSUPPORTED)
         return OPQ_OK;
     OPQ_TRY(status);
@@ -107,16 +91,24 @@ static opq_status try_part(family *f, int32_t id, bool *out_joined)
     return opq_group_join(f->g, -1, ids, 2, (opq_fill){0});
 }
 
+static bool is_product_of(const opq_grouper *g, opq_ref n, opq_ref left)
+{
+    const opq_node *node = opq_node_at(g->in, n);
+    return opq_node_class(node) == OPQ_CLASS_MATMUL && node->operand[0] == left && g->result.group_of[n] >= 0;
+}
+
 static opq_status join_products(family *f, opq_ref left)
 {
-    opq_ref first = -1;
-    f->open = -1;
-    for (opq_ref n = f->first[left]; n >= 0; n = f->next[n]) {
-        int32_t id = f->g->result.group_of[n];
-        bool joined = false;
-        if (!may_be_part(f->g, &f->g->groups[id]))
+    const opq_grouper *g = f->g;
+    opq_ref first = -1, before = -1;
+    for (int32_t u = g->first_user[left]; u < g->first_user[left + 1]; u++) {
+        opq_ref n = g->users[u];
+        bool joined = false, again = n == before; /* by both operands */
+        before = n;
+        if (again || !is_product_of(g, n, left) || !may_be_part(g, &g->groups[g->result.group_of[n]]))
             continue;
-        if (first >= 0 && are_alike(f->g, first, n))
+        int32_t id = g->result.group_of[n];
+        if (first >= 0 && are_alike(g, first, n))
             OPQ_TRY(try_part(f, id, &joined));
         if (joined)
             continue;
@@ -130,25 +122,10 @@ static opq_status join_products(family *f, opq_ref left)
 
 opq_status opq_group_products(opq_grouper *g)
 {
-    size_t nodes = (size_t)g->in->count + 1;
-    family f = {.g = g, .first = malloc(3 * nodes * sizeof *f.first)};
-    if (f.first == NULL)
-        return opq_fail(OPQ_NO_MEMORY, "group: out of memory");
-    f.next = f.first + nodes;
-    f.stored = f.next + nodes;
-    memset(f.first, 0xff, nodes * sizeof *f.first);
-    for (opq_ref n = g->in->count - 1; n >= 0; n--) {
-        const opq_node *node = opq_node_at(g->in, n);
-        if (opq_node_class(node) != OPQ_CLASS_MATMUL || g->result.group_of[n] < 0)
-            continue;
-        f.next[n] = f.first[node->operand[0]];
-        f.first[node->operand[0]] = n;
-    }
+    family f = {.g = g};
     opq_status status = OPQ_OK;
     for (opq_ref n = 0; n < g->in->count && status == OPQ_OK; n++)
-        if (f.first[n] >= 0 && f.next[f.first[n]] >= 0)
-            status = join_products(&f, n);
+        status = join_products(&f, n);
     opq_arena_drop(&f.arena);
-    free(f.first);
     return status;
 }

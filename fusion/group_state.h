@@ -15,6 +15,7 @@ typedef struct opq_group {
     opq_ref *members; /* descending */
     int count, capacity;
     opq_fill fill;
+    bool block; /* of products, rows and products of these */
     bool plain; /* one shape, elementwise, views of memory alone: joining another such node needs no trial */
     struct opq_group *before, *behind; /* in the line of groups */
     int64_t place;                     /* larger than the places of all groups whose results it needs */
@@ -24,8 +25,8 @@ typedef struct opq_group {
 
 typedef struct opq_edge {
     opq_ref producer, consumer;
-    int32_t next, previous;   /* among those of the producer, -1 */
-    bool from_memory, direct; /* direct: no view between */
+    int32_t next, previous;           /* among those of the producer, -1 */
+    bool from_memory, direct, viewed; /* direct: no view between; viewed: more than reshapes */
 } opq_edge;
 
 /* The groups that a search met in one direction, each once. */
@@ -58,13 +59,28 @@ typedef struct opq_grouper {
     opq_ref *users, *readers;        /* readers: room for all users and nodes */
     uint8_t *is_output, *searched;   /* per node; searched: for a reshape of a view */
     opq_refusal *refusal;            /* per node: why it did not join its consumers */
-    opq_ref *trial;                  /* room for the members and the stored nodes of a trial */
+    opq_ref *trial;                  /* room for the members of a trial */
     int trial_capacity;
     opq_ref *renamed;          /* per node: in the fused graph */
     opq_arena memory, scratch; /* scratch: of a trial */
 } opq_grouper;
 
-/* Can these groups and n (-1: nobody) be one kernel? `none`, or why not. */
+/* ---- group_try.c */
+bool opq_is_one_of(const int32_t *ids, int count, int32_t id);
+/* Is n, of one of these groups, needed outside of them? */
+bool opq_group_stores(const opq_grouper *g, opq_ref n, const int32_t *ids, int count);
+void opq_group_sort(opq_ref *members, int count); /* descending */
+/* In g->trial: the members that these groups and n (-1: nobody) have together. */
+opq_status opq_group_collect(opq_grouper *g, opq_ref n, const int32_t *ids, int count, int *out_total) OPQ_MUST_CHECK;
+/* Lowers those of the members, which descend, that are request.group. */
+opq_status opq_group_lower(const opq_grouper *g, const opq_ref *members, int count, opq_lower_request request,
+                           opq_arena *arena, opq_lowered *out_lowered) OPQ_MUST_CHECK;
+/* After a trial their members are theirs again. */
+void opq_group_restore(opq_grouper *g, const int32_t *ids, int count);
+/* Do they lower as one? `none`, or why not. */
+opq_status opq_group_measure(opq_grouper *g, opq_ref n, const int32_t *ids, int count, opq_fill *out_fill,
+                             opq_refusal *out_refusal) OPQ_MUST_CHECK;
+/* And may they be one kernel? */
 opq_status opq_group_try(opq_grouper *g, opq_ref n, const int32_t *ids, int count, opq_fill *out_fill,
                          opq_refusal *out_refusal) OPQ_MUST_CHECK;
 /* They become one, right after opq_order_has_cycle said no: ids[0]. */
@@ -78,7 +94,6 @@ opq_status opq_group_blocks(opq_grouper *g) OPQ_MUST_CHECK;
 opq_status opq_group_siblings(opq_grouper *g) OPQ_MUST_CHECK;
 /* Then products of one left operand (group_product.c). */
 opq_status opq_group_products(opq_grouper *g) OPQ_MUST_CHECK;
-bool opq_is_one_of(const int32_t *ids, int count, int32_t id);
 
 /* group_plain.c */
 /* What a plain node adds at most to a group that already reads it: its instruction, a check of its divisor, and its operands, where the
@@ -92,8 +107,6 @@ bool opq_group_joins_plainly(const opq_grouper *g, opq_ref n, int32_t id, opq_fi
 
 /* Why n, which comes from a product, is the end of its epilogue: OPQ_REFUSAL_none if it may join what uses it (group_tile.c). */
 opq_refusal opq_group_keeps_to_tile(const opq_grouper *g, opq_ref n);
-/* Is n, of one of these groups, needed outside of them? */
-bool opq_group_stores(const opq_grouper *g, opq_ref n, const int32_t *ids, int count);
 /* Were they recorded near each other? Members stand in order. */
 bool opq_group_are_near(const opq_grouper *g, int32_t a, int32_t b);
 

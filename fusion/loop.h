@@ -246,9 +246,6 @@ typedef struct opq_bound {
     int64_t *dims;
     int32_t *buffers, *scalars;
 } opq_bound;
-/* A buffer or scalar of one tree as an argument of another, which has room: the number there, the same for the same id. */
-int opq_bound_take_buffer(opq_bound *to, const opq_bound *from, int buffer);
-int opq_bound_take_scalar(opq_bound *to, const opq_bound *from, int64_t scalar);
 /* Buffers through which a tree gives the next what it made: ids[0] whole rows of the first product, ids[1] of the second's left operand, then
  * such of one element per row. */
 enum { OPQ_KEPT_ROWS = 2, OPQ_KEPT_MAX = 16 };
@@ -256,11 +253,10 @@ typedef struct opq_kept {
     int32_t ids[OPQ_KEPT_MAX];
     int count;
 } opq_kept;
-/* Product, rows, product: see loop_join.c. `arena` holds the result. OPQ_UNSUPPORTED: they do not go row by row in one order. */
-opq_status opq_loops_join(const opq_bound parts[3], const opq_kept *kept, opq_arena *arena,
+/* Trees become one: phases, one after the other, or (`nested`) product, rows, product row by row (loop_join.c). What is kept is none of the caller's
+ * memory. `arena` holds the result. OPQ_UNSUPPORTED: too many loops or arguments; nested ones that do not go row by row in one order. */
+opq_status opq_loops_join(const opq_bound *parts, int count, const opq_kept *kept, bool nested, opq_arena *arena,
                           opq_bound *out_joined) OPQ_MUST_CHECK;
-/* One after the other, as phases: see loop_beside.c. `arena` holds the result. OPQ_UNSUPPORTED: too many loops or arguments. */
-opq_status opq_loops_beside(const opq_bound *parts, int count, opq_arena *arena, opq_bound *out_joined) OPQ_MUST_CHECK;
 /* What opq_loops_print wrote, or a person: any bytes are read, and then verified, or refused with their place. `arena` holds the result. */
 opq_status opq_loops_parse(const char *text, size_t length, opq_arena *arena, opq_loops *out_loops) OPQ_MUST_CHECK;
 /* Canonical bytes: equal keys, equal code. */

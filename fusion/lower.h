@@ -89,38 +89,33 @@ enum {
     OPQ_BLOCK_FIRST_MAX = 2,
     OPQ_BLOCK_SECOND_MAX = 3,
     OPQ_BLOCK_MATRIX_MAX = OPQ_BLOCK_FIRST_MAX + OPQ_BLOCK_SECOND_MAX,
-    OPQ_BLOCK_PARTS_MAX = 1 + OPQ_BLOCK_MATRIX_MAX,
 };
-typedef struct opq_block_parts {
-    opq_ref first[OPQ_BLOCK_FIRST_MAX], second[OPQ_BLOCK_SECOND_MAX];
-    int first_count, second_count;
-} opq_block_parts;
-/* Gives the members, ascending, groups of their own: `rows`, then one for each first product, then one for each second one with its
- * epilogue. False: too many. */
-bool opq_block_split(const opq_graph *graph, int32_t *group_of, const opq_ref *members, int count, int32_t rows,
-                     opq_block_parts *out);
-/* Part 0 is the rows. */
-static inline int opq_block_part_count(const opq_block_parts *parts)
-{
-    return 1 + parts->first_count + parts->second_count;
-}
-opq_ref opq_block_product(const opq_block_parts *parts, int part);
+_Static_assert(1 + OPQ_BLOCK_MATRIX_MAX <= OPQ_PRODUCTS_MAX, "rows and products are as many parts as products may be");
+/* The products of a kernel of several: of a block the first ones, then the second ones. */
+typedef struct opq_parts {
+    opq_ref product[OPQ_PRODUCTS_MAX];
+    int first_count, count;
+} opq_parts;
+/* Gives the members, descending, groups of their own: `rows`, then one for each product. With a product is what is computed of it, but of the first ones
+ * in a block, which is the rows. No rows: products of one left operand, with all that their epilogues need. False: too many, or a node is of no part. */
+bool opq_parts_split(const opq_graph *graph, int32_t *group_of, const opq_ref *members, int count, int32_t rows,
+                     opq_parts *out);
 /* What a second product takes of the rows, and whether it sums over them: then its left operand is transposed. */
-opq_ref opq_block_taken(const opq_graph *graph, const opq_block_parts *parts, int second);
-bool opq_block_sums_rows(const opq_graph *graph, const opq_block_parts *parts, int second);
+opq_ref opq_block_taken(const opq_graph *graph, const opq_parts *parts, int product);
+bool opq_block_sums_rows(const opq_graph *graph, const opq_parts *parts, int product);
 /* The matrices that stay in cache: what the first products make, and what the second ones take. */
-int opq_block_matrices(const opq_graph *graph, const opq_block_parts *parts, opq_ref *out);
+int opq_block_matrices(const opq_graph *graph, const opq_parts *parts, opq_ref *out);
 /* Product, rows and product of one row before those of the next: one tree of locals. Else phases. */
-bool opq_block_is_nested(const opq_graph *graph, const opq_block_parts *parts);
-/* The tree of a block whose parts have these. What is kept: those matrices, and values of one element per row. OPQ_UNSUPPORTED: as
- * opq_loops_join and opq_loops_beside. `arena` holds the result. */
-opq_status opq_block_join(const opq_graph *graph, const opq_block_parts *parts, const opq_bound *part,
-                          const opq_kept *kept, opq_arena *arena, opq_bound *out_joined) OPQ_MUST_CHECK;
+bool opq_block_is_nested(const opq_graph *graph, const opq_parts *parts);
+/* The tree of a kernel whose parts have these, the rows first. What is kept: those matrices, and values of one element per row. OPQ_UNSUPPORTED: as
+ * opq_loops_join. `arena` holds the result. */
+opq_status opq_parts_join(const opq_graph *graph, const opq_parts *parts, const opq_bound *part, const opq_kept *kept,
+                          opq_arena *arena, opq_bound *out_joined) OPQ_MUST_CHECK;
 
 /* Are the elements right of the diagonal 0 in all that is taken of the rows, whatever the scores are, and do all reductions come to the
  * same without them? `members` are nodes of the rows, ascending. *out_sampled: only if an element right of the diagonal is 0 in each row,
  * and the first products are far from overflow. (fusion/causal.c) */
-bool opq_block_is_causal(const opq_graph *graph, const opq_ref *members, int count, const opq_block_parts *parts,
+bool opq_block_is_causal(const opq_graph *graph, const opq_ref *members, int count, const opq_parts *parts,
                          bool *out_sampled);
 
 /* Follows views without a group, which have no memory of their own. */

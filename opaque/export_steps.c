@@ -220,7 +220,6 @@ static void put_waves(const opq_plan *p, opq_stream *s)
             continue;
         put(s, w->phases);
         put(s, w->work);
-        put(s, w->scratch);
         for (int64_t k = 0; k < (int64_t)w->phases * w->count; k++)
             put(s, w->ends[k]);
     }

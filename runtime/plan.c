@@ -7,8 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "plan: out of memory"); }
-
 int32_t opq_planner_storage(const opq_planner *planner, opq_ref ref)
 {
     while (planner->storage_of[ref] < 0 && opq_node_at(planner->graph, ref)->op == OPQ_OP_reshape)
@@ -61,7 +59,7 @@ static opq_status reserve_storage(opq_planner *p, int32_t capacity)
     opq_storage *storage = opq_arena_alloc(&plan->arena, (size_t)capacity * sizeof *storage);
     int32_t *same_as = opq_arena_alloc(&plan->arena, (size_t)capacity * sizeof *same_as);
     if (storage == NULL || same_as == NULL)
-        return out_of_memory();
+        return opq_plan_no_memory();
     if (p->storage_capacity > 0) {
         memcpy(storage, plan->storage, (size_t)plan->storage_count * sizeof *storage);
         memcpy(same_as, p->same_as, (size_t)plan->storage_count * sizeof *same_as);
@@ -100,7 +98,7 @@ static opq_status number_storage(opq_planner *p)
     plan->slot_source = opq_arena_alloc(&plan->arena, ((size_t)slots + 1) * sizeof *plan->slot_source);
     plan->slot_value = opq_arena_alloc(&plan->arena, ((size_t)slots + 1) * sizeof *plan->slot_value);
     if (!plan->slot_source || !plan->slot_value)
-        return out_of_memory();
+        return opq_plan_no_memory();
     for (opq_ref n = 0; n < p->graph->count; n++) {
         const opq_node *node = opq_node_at(p->graph, n);
         if (p->slot_of[n] >= 0) {
@@ -129,7 +127,7 @@ static opq_status build_steps(opq_planner *p)
     opq_plan *plan = p->plan;
     plan->steps = opq_arena_alloc(&plan->arena, ((size_t)p->graph->kernel_count + 1) * sizeof *plan->steps);
     if (plan->steps == NULL)
-        return out_of_memory();
+        return opq_plan_no_memory();
     for (int32_t k = 0; k < p->graph->kernel_count; k++) {
         opq_step *step = &plan->steps[plan->step_count];
         if (opq_progress_stopped())
@@ -148,7 +146,7 @@ static opq_status place(opq_planner *p)
     int count = p->graph->output_count;
     int32_t *outputs = opq_arena_alloc(&p->scratch, ((size_t)count + 1) * sizeof *outputs);
     if (outputs == NULL)
-        return out_of_memory();
+        return opq_plan_no_memory();
     for (int i = 0; i < count; i++)
         outputs[i] = opq_planner_storage(p, p->graph->outputs[i]);
     return opq_plan_storage(p, outputs, count);
@@ -160,7 +158,7 @@ static opq_status build(opq_planner *p)
     p->stored = opq_arena_alloc(&p->scratch, count);
     p->group_of = opq_arena_alloc(&p->scratch, count * 3 * sizeof *p->group_of);
     if (p->stored == NULL || p->group_of == NULL)
-        return out_of_memory();
+        return opq_plan_no_memory();
     p->storage_of = p->group_of + count;
     p->slot_of = p->storage_of + count;
     OPQ_TRY(opq_kernels_verify(p->graph));
@@ -179,7 +177,7 @@ opq_status opq_plan_new(const opq_runtime *runtime, opq_plan **out_plan)
     opq_arena arena = {0};
     opq_plan *plan = opq_arena_alloc(&arena, sizeof *plan);
     if (plan == NULL)
-        return out_of_memory();
+        return opq_plan_no_memory();
     plan->arena = arena;
     atomic_init(&plan->refs, 1);
     plan->host = runtime->host;
@@ -252,30 +250,27 @@ size_t opq_plan_bytes(const opq_plan *plan)
 typedef struct fusing {
     opq_graph *graph;
     opq_unfused unfused;
-    opq_fallback *fallbacks; /* malloc'd, with their texts behind them */
+    opq_arena arena; /* of the fallbacks, the last one first */
+    const opq_fallback *fallbacks;
     int32_t count;
 } fusing;
 
-static opq_status note_fallback(fusing *f, const char *kernel, const char *reason)
+static opq_status add_fallback(opq_arena *arena, const char *kernel, const char *reason, const opq_fallback **list)
 {
-    size_t name = strlen(kernel) + 1, text = strlen(reason) + 1;
-    opq_fallback *made = malloc(sizeof *made + name + text);
+    opq_fallback *made = opq_arena_alloc(arena, sizeof *made);
     if (made == NULL)
-        return out_of_memory();
-    char *texts = (char *)(made + 1);
-    memcpy(texts, kernel, name);
-    memcpy(texts + name, reason, text);
-    *made = (opq_fallback){texts, texts + name, f->fallbacks};
-    f->fallbacks = made;
-    f->count++;
-    return OPQ_OK;
+        return opq_plan_no_memory();
+    *made = (opq_fallback){opq_arena_text(arena, kernel), opq_arena_text(arena, reason), *list};
+    *list = made;
+    return made->kernel && made->reason ? OPQ_OK : opq_plan_no_memory();
 }
 
 /* What could not be one kernel is one for each node. */
 static opq_status fall_back(fusing *f, int32_t kernel)
 {
     opq_graph *split = NULL;
-    OPQ_TRY(note_fallback(f, f->graph->kernels[kernel].name, opq_error()));
+    OPQ_TRY(add_fallback(&f->arena, f->graph->kernels[kernel].name, opq_error(), &f->fallbacks));
+    f->count++;
     OPQ_TRY(opq_split_kernel(f->graph, kernel, &f->unfused, &split));
     opq_graph_destroy(f->graph);
     f->graph = split;
@@ -297,17 +292,8 @@ static opq_status build_fused(opq_runtime *runtime, fusing *f, bool dry, opq_pla
 
 static opq_status keep_fallbacks(opq_plan *plan, const fusing *f)
 {
-    for (const opq_fallback *from = f->fallbacks; from; from = from->next) { /* the last one comes first: in order again */
-        opq_fallback *made = opq_arena_copy(&plan->arena, from, sizeof *from);
-        if (made == NULL)
-            return out_of_memory();
-        made->kernel = opq_arena_text(&plan->arena, from->kernel);
-        made->reason = opq_arena_text(&plan->arena, from->reason);
-        made->next = plan->fallbacks;
-        if (made->kernel == NULL || made->reason == NULL)
-            return out_of_memory();
-        plan->fallbacks = made;
-    }
+    for (const opq_fallback *from = f->fallbacks; from; from = from->next)
+        OPQ_TRY(add_fallback(&plan->arena, from->kernel, from->reason, &plan->fallbacks));
     plan->fallback_count = f->count;
     return OPQ_OK;
 }
@@ -330,11 +316,7 @@ static opq_status group_and_build(opq_runtime *runtime, const opq_graph *simple,
     } else {
         *out_plan = plan;
     }
-    while (f.fallbacks) {
-        opq_fallback *next = (opq_fallback *)f.fallbacks->next;
-        free(f.fallbacks);
-        f.fallbacks = next;
-    }
+    opq_arena_drop(&f.arena);
     return status;
 }
 

@@ -150,7 +150,7 @@ typedef struct opq_wave {
     /* of more than one row: */
     int phases;
     int64_t *ends; /* [phase][row]: units of the phase up to the row's end */
-    int64_t work, scratch;
+    int64_t work;
 } opq_wave;
 
 /* An output buffer may take the memory of this input. See plan_replace.c. */

@@ -3,13 +3,11 @@
 #include "codegen_llvm/allowance.h"
 #include "runtime/plan_internal.h"
 
-static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "plan: out of memory"); }
-
 opq_status opq_planner_want_code(opq_planner *p, opq_step *step)
 {
     opq_code_wanted *made = opq_arena_alloc(&p->scratch, sizeof *made);
     if (made == NULL)
-        return out_of_memory();
+        return opq_plan_no_memory();
     *made = (opq_code_wanted){step, p->failed, NULL};
     *(p->last_wanted ? &p->last_wanted->next : &p->wanted) = made;
     p->last_wanted = made;
@@ -30,7 +28,7 @@ static opq_status hold(opq_plan *plan, const opq_code *code)
     } else {
         opq_code_release(plan->jit, code);
     }
-    return use || made ? OPQ_OK : out_of_memory();
+    return use || made ? OPQ_OK : opq_plan_no_memory();
 }
 
 static void count_compiled(opq_plan *plan, const opq_step *step)
@@ -90,7 +88,7 @@ opq_status opq_planner_compile(opq_planner *p)
     int count = 0, failed;
     opq_code_job *jobs = opq_arena_alloc(&p->scratch, ((size_t)p->wanted_count + 1) * sizeof *jobs);
     if (jobs == NULL)
-        return out_of_memory();
+        return opq_plan_no_memory();
     settle_for_what_is_there(p);
     for (const opq_code_wanted *it = p->wanted; it; it = it->next)
         jobs[count++].loops = opq_step_code_loops(it->step);

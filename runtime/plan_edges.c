@@ -23,13 +23,6 @@ typedef struct coster {
     reader *readers;
 } coster;
 
-static int32_t final_storage(const opq_planner *p, int32_t id)
-{
-    while (id >= 0 && p->same_as[id] != id)
-        id = p->same_as[id];
-    return id;
-}
-
 static void note_reader(reader *r, int32_t kernel)
 {
     if (r->first < 0 || r->first == kernel)
@@ -86,7 +79,7 @@ static int64_t saved(const coster *c, const opq_unfused_edge *edge, int32_t made
     const opq_step *writer = &c->plan->steps[c->step_of[from->kernel]];
     const opq_step *user = &c->plan->steps[c->step_of[to->kernel]];
     const reader *r = &c->readers[made];
-    int32_t storage = final_storage(c->p, made);
+    int32_t storage = opq_planner_final(c->p, made);
     int64_t read = bytes_of(c, user, storage, false), written = bytes_of(c, writer, storage, true);
     bool others = r->caller || r->second >= 0 || (r->first >= 0 && r->first != to->kernel);
     bool in_place =
@@ -130,7 +123,7 @@ opq_status opq_plan_edges(opq_planner *p)
     c.step_of = opq_arena_alloc(&p->scratch, (size_t)plan->step_count * sizeof *c.step_of);
     c.readers = opq_arena_alloc(&p->scratch, (size_t)plan->storage_count * sizeof *c.readers);
     if (c.step_of == NULL || c.readers == NULL)
-        return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
+        return opq_plan_no_memory();
     for (int32_t s = 0; s < plan->step_count; s++)
         c.step_of[plan->steps[s].order] = s;
     for (int32_t i = 0; i < plan->storage_count; i++)

@@ -59,7 +59,6 @@ static void add_plan(numbers *n, opq_plan *plan)
         opq_wave *wave = &plan->waves[w];
         add(n, wave->ends, wave->ends ? (int64_t)wave->phases * wave->count : 0);
         add(n, &wave->work, 1);
-        add(n, &wave->scratch, 1);
     }
     for (int32_t i = 0; i < plan->storage_count; i++) {
         add(n, &plan->storage[i].bytes, 1);

@@ -24,8 +24,16 @@ typedef struct opq_planner {
 
 /* Without steps, in the first block of its own arena. */
 opq_status opq_plan_new(const opq_runtime *runtime, opq_plan **out_plan) OPQ_MUST_CHECK;
+static inline opq_status opq_plan_no_memory(void) { return opq_fail(OPQ_NO_MEMORY, "plan: out of memory"); }
 int32_t opq_planner_storage(const opq_planner *planner,
                             opq_ref ref); /* of a node or what it reshapes; -1: undefined memory */
+/* What it became where updates went in place. */
+static inline int32_t opq_planner_final(const opq_planner *planner, int32_t storage)
+{
+    while (storage >= 0 && planner->same_as[storage] != storage)
+        storage = planner->same_as[storage];
+    return storage;
+}
 /* A temporary that is no node's. */
 opq_status opq_planner_add_storage(opq_planner *planner, int64_t bytes, int32_t *out_id) OPQ_MUST_CHECK;
 opq_status opq_plan_step(opq_planner *planner, int32_t kernel, opq_step *out_step) OPQ_MUST_CHECK;
@@ -40,9 +48,9 @@ opq_status opq_planner_want_code(opq_planner *planner, opq_step *step) OPQ_MUST_
 opq_status opq_planner_compile(opq_planner *planner) OPQ_MUST_CHECK;
 /* Phases, units and scratch, of what its code is made of and of its numbers: no run has to read the tree. */
 void opq_step_measure(opq_step *step);
-/* The loops of those nodes of a kernel that are a group, of which `stored` must be in memory, with their arguments and code. */
-opq_status opq_planner_lower(opq_planner *planner, int32_t kernel, int32_t group, const opq_ref *stored,
-                             int stored_count, opq_lowered *out_lowered, opq_step *step) OPQ_MUST_CHECK;
+/* The loops of those nodes of a kernel that are a group, with their arguments and code. In memory is what has a storage; number below -1: in cache. */
+opq_status opq_planner_lower(opq_planner *planner, int32_t kernel, int32_t group, opq_lowered *out_lowered,
+                             opq_step *step) OPQ_MUST_CHECK;
 /* Memory for buffers between phases, as far as their accesses reach. */
 opq_status opq_planner_own(opq_planner *planner, opq_step *step) OPQ_MUST_CHECK;
 /* A step's loops with their arguments, and a step of such. */
@@ -57,10 +65,27 @@ static inline void opq_step_bind(opq_step *step, const opq_bound *bound)
     step->buffers = bound->buffers;
     step->scalars = bound->scalars;
 }
+/* Number `at` of what a step reads and writes: where the step has its storage, which may be -1. NULL: there are no more. */
+static inline int32_t *opq_step_use(opq_step *step, int at, bool *out_written)
+{
+    *out_written = false;
+    if (at < step->loops.buffer_count) {
+        *out_written = step->loops.written[at] != OPQ_BUFFER_in;
+        return &step->buffers[at];
+    }
+    at -= step->loops.buffer_count;
+    if (at < step->operand_count)
+        return &step->operands[at];
+    at -= step->operand_count;
+    *out_written = at != step->result_count;
+    if (at < step->result_count)
+        return &step->results[at];
+    at -= step->result_count;
+    return at == 0 ? &step->copy_from : at == 1 ? &step->copy_to : NULL;
+}
 /* Counts the work of a step's loops, and checks that they stay in their buffers. */
 opq_status opq_planner_check(const opq_planner *planner, opq_step *step) OPQ_MUST_CHECK;
-opq_status opq_plan_block_step(opq_planner *planner, int32_t kernel, opq_step *step) OPQ_MUST_CHECK; /* plan_block.c */
-opq_status opq_plan_products_step(opq_planner *p, int32_t kernel, opq_step *step) OPQ_MUST_CHECK; /* plan_products.c */
+opq_status opq_plan_parts_step(opq_planner *planner, int32_t kernel, opq_step *step) OPQ_MUST_CHECK; /* plan_parts.c */
 /* After all steps exist: which are one launch, and the order of launches. */
 opq_status opq_plan_waves(opq_planner *planner) OPQ_MUST_CHECK;
 /* After that: lifetimes, in-place updates, outputs (their storages), arena. */

@@ -103,44 +103,36 @@ static opq_status number_storage(joiner *j, int k)
 
 /* ---- steps */
 
-/* Numbers below 0 stay. */
-static bool renumber(opq_plan *plan, const int32_t *ids, int32_t **list, int count)
+static bool own(opq_plan *plan, int32_t **list, int count)
 {
-    int32_t *made = opq_arena_alloc(&plan->arena, ((size_t)count + 1) * sizeof *made);
-    for (int i = 0; i < count && made; i++)
-        made[i] = (*list)[i] < 0 ? (*list)[i] : ids[(*list)[i]];
-    *list = made;
-    return made != NULL;
+    *list = opq_arena_copy(&plan->arena, *list, (size_t)count * sizeof **list);
+    return *list != NULL;
 }
 
-static bool move_scalars(opq_plan *plan, int32_t **list, int count)
-{
-    int32_t *made = opq_arena_alloc(&plan->arena, ((size_t)count + 1) * sizeof *made);
-    for (int i = 0; i < count && made; i++)
-        made[i] = (*list)[i] + plan->slot_count;
-    *list = made;
-    return made != NULL;
-}
-
+/* Numbers of storage below 0 stay. */
 static bool copy_step(opq_plan *plan, const int32_t *ids, const opq_step *from, opq_step *made)
 {
+    int32_t *use;
+    bool written;
     *made = *from;
     made->fresh = false;
-    bool good = renumber(plan, ids, &made->buffers, made->loops.buffer_count) &&
-                renumber(plan, ids, &made->operands, made->operand_count) &&
-                renumber(plan, ids, &made->results, made->result_count) &&
-                move_scalars(plan, &made->scalars, made->loops.scalar_count);
+    if (!own(plan, &made->buffers, made->loops.buffer_count) || !own(plan, &made->operands, made->operand_count) ||
+        !own(plan, &made->results, made->result_count) || !own(plan, &made->scalars, made->loops.scalar_count))
+        return false;
+    for (int i = 0; (use = opq_step_use(made, i, &written)); i++)
+        *use = *use < 0 ? *use : ids[*use];
+    for (int i = 0; i < made->loops.scalar_count; i++)
+        made->scalars[i] += plan->slot_count;
     if (made->part_count > 0)
-        made->parts = opq_arena_alloc(&plan->arena, (size_t)made->part_count * sizeof *made->parts);
-    for (int i = 0; i < made->part_count && good; i++)
-        good = made->parts && copy_step(plan, ids, &from->parts[i], &made->parts[i]);
-    if (from->copy_from < 0)
-        return good;
-    made->copy_from = ids[from->copy_from];
-    made->copy_to = ids[from->copy_to];
-    made->bytes_read -= plan->storage[made->copy_to].bytes; /* counted again where it is still a copy */
-    made->bytes_written -= plan->storage[made->copy_to].bytes;
-    return good;
+        made->parts = opq_arena_copy(&plan->arena, from->parts, (size_t)made->part_count * sizeof *made->parts);
+    for (int i = 0; i < made->part_count; i++)
+        if (made->parts == NULL || !copy_step(plan, ids, &from->parts[i], &made->parts[i]))
+            return false;
+    if (made->copy_from >= 0) { /* counted again where it is still a copy */
+        made->bytes_read -= plan->storage[made->copy_to].bytes;
+        made->bytes_written -= plan->storage[made->copy_to].bytes;
+    }
+    return true;
 }
 
 static opq_status add_part(joiner *j, int k)

@@ -38,7 +38,7 @@ typedef struct finder {
 static bool may_fail(const opq_step *step)
 {
     return step->code == NULL || step->kind == OPQ_KERNEL_extern || step->block || step->matmul || step->parts ||
-           step->check_count > 0 || opq_loops_scratch(&step->loops, step->dims) > 0;
+           step->check_count > 0 || step->scratch > 0;
 }
 
 static bool writes(const opq_step *step, int32_t storage)
@@ -122,8 +122,7 @@ static int only_stmt(const opq_loops *k, int access, int op)
     int found = -1;
     for (int i = 0; i < k->stmt_count; i++) {
         const opq_stmt *stmt = &k->stmts[i];
-        if (stmt->access != access || stmt->op < OPQ_OP_COUNT || stmt->op == OPQ_STMT_loop ||
-            stmt->op == OPQ_STMT_local || stmt->op == OPQ_STMT_keep || stmt->op == OPQ_STMT_kept)
+        if (!opq_stmt_walks(stmt) || stmt->access != access)
             continue;
         if (found >= 0 || stmt->op != op)
             return -1;
@@ -200,7 +199,7 @@ static opq_status permit(finder *f, int32_t buffer, int32_t input, bool remember
         int32_t capacity = f->capacity ? f->capacity * 2 : 4;
         opq_replacement *grown = opq_arena_alloc(&plan->arena, (size_t)capacity * sizeof *grown);
         if (grown == NULL)
-            return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
+            return opq_plan_no_memory();
         if (plan->replacement_count > 0)
             memcpy(grown, plan->replacements, (size_t)plan->replacement_count * sizeof *grown);
         plan->replacements = grown;
@@ -273,7 +272,7 @@ opq_status opq_plan_replacements(opq_planner *p)
     finder f = {.plan = plan, .wave = opq_arena_alloc(&p->scratch, storages * (3 * sizeof *f.wave + 5))};
     plan->first_replacement = opq_arena_alloc(&plan->arena, buffers * sizeof *plan->first_replacement);
     if (f.wave == NULL || plan->first_replacement == NULL)
-        return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
+        return opq_plan_no_memory();
     f.readers = f.wave + storages;
     f.uses = f.readers + storages;
     f.unsure = (uint8_t *)(f.uses + storages);

@@ -4,8 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static opq_status out_of_memory(void) { return opq_fail(OPQ_NO_MEMORY, "plan: out of memory"); }
-
 /* ---- what reports say about a step */
 
 /* What the nodes of a kernel take from memory. */
@@ -16,7 +14,7 @@ static opq_status describe_taken(opq_planner *p, const opq_kernel_group *group, 
         most += opq_node_at(p->graph, n)->arity;
     opq_taken *taken = opq_arena_alloc(&p->plan->arena, ((size_t)most + 1) * sizeof *taken);
     if (taken == NULL)
-        return out_of_memory();
+        return opq_plan_no_memory();
     step->taken = taken;
     for (opq_ref n = group->first; n < group->first + group->count; n++)
         for (int k = 0; k < opq_node_at(p->graph, n)->arity; k++) {
@@ -44,7 +42,7 @@ static opq_status describe_checks(opq_planner *p, const opq_kernel_group *group,
         return OPQ_OK;
     opq_check *checks = opq_arena_alloc(&p->plan->arena, (size_t)count * sizeof *checks);
     if (checks == NULL)
-        return out_of_memory();
+        return opq_plan_no_memory();
     step->checks = checks;
     for (opq_ref n = group->first; n < group->first + group->count; n++) {
         const opq_node *node = opq_node_at(p->graph, n);
@@ -63,7 +61,7 @@ static opq_status describe_checks(opq_planner *p, const opq_kernel_group *group,
         check->words = opq_index_words_of(node, &opq_node_at(p->graph, node->operand[0])->type);
         opq_text_drop(&text);
         if (check->text == NULL || (says && check->says == NULL))
-            return out_of_memory();
+            return opq_plan_no_memory();
     }
     return describe_taken(p, group, step);
 }
@@ -92,7 +90,7 @@ static opq_status describe(opq_planner *p, const opq_kernel_group *group, opq_st
     step->lines = lines.data ? opq_arena_text(&p->plan->arena, lines.data) : "";
     bool failed = lines.failed || !step->lines;
     opq_text_drop(&lines);
-    return failed ? out_of_memory() : describe_checks(p, group, step);
+    return failed ? opq_plan_no_memory() : describe_checks(p, group, step);
 }
 
 /* What cannot be counted will not be stored either: the plan's storage refuses it. */
@@ -134,7 +132,8 @@ static void count_bytes(const opq_planner *p, opq_step *step)
         }
 }
 
-static bool counts_blocks(const opq_loops *k, int loop)
+/* Does it count the blocks of loops in it? */
+static bool has_loops_within(const opq_loops *k, int loop)
 {
     for (int i = loop + 1; i < k->stmts[loop].end; i++)
         if (k->stmts[i].op == OPQ_STMT_loop && k->stmts[i].within == k->stmts[loop].variable + 1)
@@ -149,7 +148,7 @@ static int64_t count_flops(const opq_step *step, int from, int to)
     for (int i = from; i < to; i++) {
         const opq_stmt *stmt = &step->loops.stmts[i];
         if (stmt->op == OPQ_STMT_loop) {
-            int64_t turns = counts_blocks(&step->loops, i) ? 1 : step->dims[stmt->variable];
+            int64_t turns = has_loops_within(&step->loops, i) ? 1 : step->dims[stmt->variable];
             flops += turns * count_flops(step, i + 1, stmt->end);
             i = stmt->end - 1;
         }
@@ -191,7 +190,7 @@ static opq_status bind_matmul(opq_planner *p, bool alone, opq_step *step)
 {
     opq_matmul_step *matmul = opq_arena_alloc(&p->plan->arena, sizeof *matmul);
     if (matmul == NULL)
-        return out_of_memory();
+        return opq_plan_no_memory();
     memset(matmul, 0, sizeof *matmul);
     step->matmul = matmul;
     OPQ_TRY(opq_loops_contract(&step->loops, step->dims, alone, &p->plan->arena, &matmul->contract));
@@ -235,7 +234,7 @@ static opq_status bind_arguments(opq_planner *p, const opq_lowered *lowered, opq
     step->buffers = opq_arena_alloc(arena, ((size_t)step->loops.buffer_count + 1) * sizeof *step->buffers);
     step->scalars = opq_arena_alloc(arena, ((size_t)step->loops.scalar_count + 1) * sizeof *step->scalars);
     if (step->buffers == NULL || step->scalars == NULL)
-        return out_of_memory();
+        return opq_plan_no_memory();
     for (int i = 0; i < step->loops.buffer_count; i++) {
         if (step->loops.written[i] == OPQ_BUFFER_own)
             continue;
@@ -271,24 +270,29 @@ void opq_step_measure(opq_step *step)
     step->scratch = opq_loops_scratch(loops, dims);
 }
 
-opq_status opq_planner_lower(opq_planner *p, int32_t kernel, int32_t group, const opq_ref *stored, int stored_count,
-                             opq_lowered *out_lowered, opq_step *step)
+opq_status opq_planner_lower(opq_planner *p, int32_t kernel, int32_t group, opq_lowered *out_lowered, opq_step *step)
 {
     const opq_kernel_group *nodes = &p->graph->kernels[kernel];
-    opq_ref *members = opq_arena_alloc(&p->scratch, (size_t)nodes->count * sizeof *members);
+    opq_ref *members = opq_arena_alloc(&p->scratch, 2 * (size_t)nodes->count * sizeof *members);
     if (members == NULL)
-        return out_of_memory();
+        return opq_plan_no_memory();
+    opq_ref *stored = members + nodes->count;
     opq_lower_request request = {.graph = p->graph,
                                  .group_of = p->group_of,
                                  .group = group,
                                  .members = members,
                                  .stored = stored,
-                                 .stored_count = stored_count,
                                  .by_row = nodes->kind == OPQ_KERNEL_block,
                                  .decided = true};
-    for (opq_ref n = nodes->first; n < nodes->first + nodes->count; n++)
-        if (p->group_of[n] == group)
-            members[request.member_count++] = n;
+    for (opq_ref n = nodes->first; n < nodes->first + nodes->count; n++) {
+        if (p->group_of[n] != group)
+            continue;
+        members[request.member_count++] = n;
+        if (p->stored[n] || p->storage_of[n] < -1)
+            stored[request.stored_count++] = n;
+    }
+    if (request.stored_count == 0)
+        return opq_fail(OPQ_INTERNAL, "plan: kernel %s stores nothing", step->name);
     OPQ_TRY(opq_lower(&request, &p->plan->arena, out_lowered));
     /* Maybe it was grouped before somebody wanted to read an iota from memory. */
     if (out_lowered->refusal != OPQ_REFUSAL_none) {
@@ -314,21 +318,15 @@ opq_status opq_planner_lower(opq_planner *p, int32_t kernel, int32_t group, cons
 static opq_status kernel_step(opq_planner *p, int32_t kernel, opq_step *step)
 {
     const opq_kernel_group *group = &p->graph->kernels[kernel];
-    opq_ref *stored = opq_arena_alloc(&p->scratch, (size_t)group->count * sizeof *stored);
-    int stored_count = 0;
-    if (stored == NULL)
-        return out_of_memory();
-    for (opq_ref n = group->first; n < group->first + group->count; n++)
-        if (p->stored[n])
-            stored[stored_count++] = n;
+    opq_ref n = group->first;
     opq_lowered lowered;
-    if (stored_count == 0)
-        return opq_fail(OPQ_INTERNAL, "plan: kernel %s stores nothing", group->name);
-    OPQ_TRY(opq_planner_lower(p, kernel, kernel, stored, stored_count, &lowered, step));
-    const opq_node *last = opq_node_at(p->graph, stored[0]);
-    if (opq_op_changes_operand((opq_op)last->op)) {
-        step->copy_from = opq_planner_storage(p, last->operand[0]);
-        step->copy_to = step->copy_from < 0 ? -1 : p->storage_of[last - p->graph->nodes];
+    OPQ_TRY(opq_planner_lower(p, kernel, kernel, &lowered, step));
+    while (!p->stored[n])
+        n++;
+    const opq_node *node = opq_node_at(p->graph, n);
+    if (opq_op_changes_operand((opq_op)node->op)) {
+        step->copy_from = opq_planner_storage(p, node->operand[0]);
+        step->copy_to = step->copy_from < 0 ? -1 : p->storage_of[n];
     }
     return OPQ_OK;
 }
@@ -340,7 +338,7 @@ static opq_status bind_operands(opq_planner *p, const opq_node *call, int result
     step->operands = opq_arena_alloc(&p->plan->arena, ((size_t)call->arity + 1) * sizeof *step->operands);
     step->results = opq_arena_alloc(&p->plan->arena, ((size_t)result_count + 1) * sizeof *step->results);
     if (step->operands == NULL || step->results == NULL)
-        return out_of_memory();
+        return opq_plan_no_memory();
     for (int k = 0; k < call->arity; k++) {
         step->operands[k] = opq_planner_storage(p, call->operand[k]);
         if (step->operands[k] < 0)
@@ -430,9 +428,9 @@ opq_status opq_plan_step(opq_planner *p, int32_t kernel, opq_step *step)
     switch (group->kind) {
     case OPQ_KERNEL_extern: return extern_step(p, kernel, step);
     case OPQ_KERNEL_routine: return routine_step(p, kernel, step);
-    case OPQ_KERNEL_block: return opq_plan_block_step(p, kernel, step);
+    case OPQ_KERNEL_block: return opq_plan_parts_step(p, kernel, step);
     case OPQ_KERNEL_matmul:
-        return product_count(p, group) > 1 ? opq_plan_products_step(p, kernel, step) : kernel_step(p, kernel, step);
+        return product_count(p, group) > 1 ? opq_plan_parts_step(p, kernel, step) : kernel_step(p, kernel, step);
     default: return kernel_step(p, kernel, step);
     }
 }

@@ -20,47 +20,37 @@ static void live_at(opq_plan *plan, int32_t id, int32_t wave)
 
 static void find_lifetimes(opq_plan *plan)
 {
+    const int32_t *use;
+    bool written;
     for (int32_t w = 0; w < plan->wave_count; w++)
-        for (int32_t s = plan->waves[w].first; s < plan->waves[w].first + plan->waves[w].count; s++) {
-            const opq_step *step = &plan->steps[s];
-            for (int i = 0; i < step->loops.buffer_count; i++)
-                live_at(plan, step->buffers[i], w);
-            for (int i = 0; i < step->operand_count; i++)
-                live_at(plan, step->operands[i], w);
-            for (int i = 0; i < step->result_count; i++)
-                live_at(plan, step->results[i], w);
-            live_at(plan, step->copy_from, w);
-            live_at(plan, step->copy_to, w);
-        }
+        for (int32_t s = plan->waves[w].first; s < plan->waves[w].first + plan->waves[w].count; s++)
+            for (int i = 0; (use = opq_step_use(&plan->steps[s], i, &written)); i++)
+                live_at(plan, *use, w);
 }
 
-static int32_t final_of(const opq_planner *p, int32_t id)
+static void rename_step(const opq_planner *p, opq_step *step)
 {
-    while (id >= 0 && p->same_as[id] != id)
-        id = p->same_as[id];
-    return id;
-}
-
-static void rename_list(const opq_planner *p, int32_t *ids, int count)
-{
-    for (int i = 0; i < count; i++)
-        ids[i] = final_of(p, ids[i]);
+    int32_t *use;
+    bool written;
+    for (int i = 0; (use = opq_step_use(step, i, &written)); i++)
+        *use = opq_planner_final(p, *use);
+    for (int i = 0; i < step->part_count; i++)
+        rename_step(p, &step->parts[i]);
 }
 
 static bool is_part_of(const opq_planner *p, int32_t id, int32_t of)
 {
     const opq_storage *storage = id >= 0 ? &p->plan->storage[id] : NULL;
-    return storage && storage->home == OPQ_HOME_part && final_of(p, storage->index) == of;
+    return storage && storage->home == OPQ_HOME_part && opq_planner_final(p, storage->index) == of;
 }
 
 /* A step that reads a part of what it changes may not see that it was written over. */
-static bool reads_part(const opq_planner *p, const opq_step *step, int32_t of)
+static bool reads_part(const opq_planner *p, opq_step *step, int32_t of)
 {
-    bool found = false;
-    for (int i = 0; i < step->loops.buffer_count; i++)
-        found = found || is_part_of(p, step->buffers[i], of);
-    for (int i = 0; i < step->operand_count; i++)
-        found = found || is_part_of(p, step->operands[i], of);
+    bool found = false, written;
+    const int32_t *use;
+    for (int i = 0; (use = opq_step_use(step, i, &written)); i++)
+        found = found || is_part_of(p, *use, of);
     return found;
 }
 
@@ -70,14 +60,13 @@ static void update_in_place(opq_planner *p, uint8_t *is_output)
     opq_plan *plan = p->plan;
     for (int32_t w = 0; w < plan->wave_count; w++) {
         opq_step *step = &plan->steps[plan->waves[w].first]; /* who copies is alone */
-        int32_t from = final_of(p, step->copy_from);
+        int32_t from = opq_planner_final(p, step->copy_from);
         if (from < 0)
             continue;
         opq_storage *old = &plan->storage[from];
         if (old->home != OPQ_HOME_temporary || is_output[from] || old->last != w || reads_part(p, step, from))
             continue;
-        rename_list(p, step->buffers, step->loops.buffer_count);
-        rename_list(p, step->operands, step->operand_count);
+        rename_step(p, step);
         if (!opq_step_may_update(step, from, step->copy_to))
             continue;
         p->same_as[step->copy_to] = from;
@@ -105,16 +94,9 @@ static void rename_all(opq_planner *p)
 {
     for (int32_t i = 0; i < p->plan->storage_count; i++)
         if (p->plan->storage[i].home == OPQ_HOME_part)
-            rename_list(p, &p->plan->storage[i].index, 1);
-    for (int32_t s = 0; s < p->plan->step_count; s++) {
-        opq_step *step = &p->plan->steps[s];
-        rename_list(p, step->buffers, step->loops.buffer_count);
-        rename_list(p, step->operands, step->operand_count);
-        rename_list(p, step->results, step->result_count);
-        for (int i = 0; i < step->part_count; i++)
-            rename_list(p, step->parts[i].buffers, step->parts[i].loops.buffer_count);
-        rename_list(p, &step->copy_from, 1); /* copies become nothing else */
-    }
+            p->plan->storage[i].index = opq_planner_final(p, p->plan->storage[i].index);
+    for (int32_t s = 0; s < p->plan->step_count; s++)
+        rename_step(p, &p->plan->steps[s]);
 }
 
 static opq_status place_outputs(opq_planner *p, const int32_t *outputs, int output_count)
@@ -124,9 +106,9 @@ static opq_status place_outputs(opq_planner *p, const int32_t *outputs, int outp
     plan->output_storage = opq_arena_alloc(&plan->arena, ((size_t)plan->output_count + 1) * sizeof *plan->output_storage);
     plan->buffer_bytes = opq_arena_alloc(&plan->arena, ((size_t)plan->output_count + 1) * sizeof *plan->buffer_bytes);
     if (plan->output_storage == NULL || plan->buffer_bytes == NULL)
-        return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
+        return opq_plan_no_memory();
     for (int i = 0; i < plan->output_count; i++) {
-        int32_t id = final_of(p, outputs[i]);
+        int32_t id = opq_planner_final(p, outputs[i]);
         plan->output_storage[i] = id;
         if (id < 0)
             return opq_fail(OPQ_INTERNAL, "plan: output %d is nowhere", i);
@@ -250,7 +232,7 @@ static opq_status place_temporaries(opq_planner *p)
     int32_t *lists = opq_arena_alloc(&p->scratch, room * 2 * sizeof *lists);
     gaps free_space = {opq_arena_alloc(&p->scratch, ((size_t)plan->storage_count + 2) * sizeof(gap)), 1};
     if (lists == NULL || free_space.items == NULL)
-        return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
+        return opq_plan_no_memory();
     free_space.items[0] = (gap){0, INT64_MAX};
     return place_by_wave(plan, lists, lists + room, &free_space);
 }
@@ -260,7 +242,7 @@ opq_status opq_plan_storage(opq_planner *p, const int32_t *outputs, int output_c
     opq_plan *plan = p->plan;
     uint8_t *is_output = opq_arena_alloc(&p->scratch, (size_t)plan->storage_count + 1);
     if (is_output == NULL)
-        return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
+        return opq_plan_no_memory();
     for (int i = 0; i < output_count; i++)
         if (outputs[i] >= 0)
             is_output[outputs[i]] = 1;

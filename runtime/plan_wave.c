@@ -60,7 +60,7 @@ static opq_status identify(const opq_step *step, uint64_t *out_identity)
     *out_identity = XXH3_64bits(key.data, key.length) | 1;
     bool failed = key.failed;
     opq_text_drop(&key);
-    return failed ? opq_fail(OPQ_NO_MEMORY, "plan: out of memory") : OPQ_OK;
+    return failed ? opq_plan_no_memory() : OPQ_OK;
 }
 
 /* Numbers codes by first use. */
@@ -96,7 +96,7 @@ static opq_status find_codes(pool *w)
     int32_t *numbers = opq_arena_alloc(&w->p->scratch, capacity * sizeof *numbers);
     int32_t codes;
     if (table == NULL || numbers == NULL)
-        return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
+        return opq_plan_no_memory();
     OPQ_TRY(number_codes(w, table, capacity, numbers, &codes));
     for (int32_t s = 0; s < steps; s++) /* no code has more waves than steps */
         if (w->code_of[s] >= 0)
@@ -111,21 +111,15 @@ static opq_status find_codes(pool *w)
 
 /* ---- choosing */
 
-static void need(const pool *w, int32_t storage, int32_t *behind)
-{
-    if (storage >= 0 && w->made_in[storage] > *behind)
-        *behind = w->made_in[storage];
-}
-
 /* The last wave that the step needs, -1: none. */
-static int32_t last_needed(const pool *w, const opq_step *step)
+static int32_t last_needed(const pool *w, opq_step *step)
 {
     int32_t behind = -1;
-    for (int i = 0; i < step->loops.buffer_count; i++)
-        need(w, step->buffers[i], &behind);
-    for (int i = 0; i < step->operand_count; i++)
-        need(w, step->operands[i], &behind);
-    need(w, step->copy_from, &behind);
+    const int32_t *use;
+    bool written;
+    for (int i = 0; (use = opq_step_use(step, i, &written)); i++)
+        if (*use >= 0 && w->made_in[*use] > behind)
+            behind = w->made_in[*use];
     return behind;
 }
 
@@ -156,7 +150,7 @@ static int32_t new_wave(pool *w) { return w->wave_count++; }
 
 static int32_t choose_wave(pool *w, int32_t s)
 {
-    const opq_step *step = &w->p->plan->steps[s];
+    opq_step *step = &w->p->plan->steps[s];
     int32_t code = w->code_of[s], behind = last_needed(w, step);
     if (code < 0)
         return new_wave(w);
@@ -184,25 +178,17 @@ static int32_t choose_wave(pool *w, int32_t s)
 static void choose(pool *w)
 {
     const opq_plan *plan = w->p->plan;
+    const int32_t *use;
+    bool written;
+    for (int32_t s = 0; s < plan->step_count; s++)
+        for (int i = 0; (use = opq_step_use(&plan->steps[s], i, &written)); i++)
+            if (*use >= 0 && !written)
+                w->read[*use] = 1;
     for (int32_t s = 0; s < plan->step_count; s++) {
-        const opq_step *step = &plan->steps[s];
-        for (int i = 0; i < step->loops.buffer_count; i++)
-            if (step->buffers[i] >= 0 && !step->loops.written[i])
-                w->read[step->buffers[i]] = 1;
-        for (int i = 0; i < step->operand_count; i++)
-            w->read[step->operands[i]] = 1;
-        if (step->copy_from >= 0)
-            w->read[step->copy_from] = 1;
-    }
-    for (int32_t s = 0; s < plan->step_count; s++) {
-        const opq_step *step = &plan->steps[s];
-        int32_t wave = w->wave_of[s] = choose_wave(w, s);
-        for (int i = 0; i < step->loops.buffer_count; i++)
-            if (step->buffers[i] >= 0 && step->loops.written[i])
-                w->made_in[step->buffers[i]] = wave;
-        for (int i = 0; i < step->result_count; i++)
-            if (step->results[i] >= 0)
-                w->made_in[step->results[i]] = wave;
+        w->wave_of[s] = choose_wave(w, s);
+        for (int i = 0; (use = opq_step_use(&plan->steps[s], i, &written)); i++)
+            if (*use >= 0 && written)
+                w->made_in[*use] = w->wave_of[s];
     }
 }
 
@@ -214,12 +200,11 @@ static opq_status count_units(opq_plan *plan, opq_wave *wave)
     wave->phases = rows->phases;
     wave->ends = opq_arena_alloc(&plan->arena, (size_t)wave->phases * (size_t)wave->count * sizeof *wave->ends);
     if (wave->ends == NULL)
-        return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
+        return opq_plan_no_memory();
     for (int32_t r = 0; r < wave->count; r++) {
         for (int p = 0; p < wave->phases; p++)
             wave->ends[p * wave->count + r] = rows[r].units[p] + (r > 0 ? wave->ends[p * wave->count + r - 1] : 0);
         wave->work += rows[r].bytes_read + rows[r].bytes_written + rows[r].flops;
-        wave->scratch = rows[r].scratch > wave->scratch ? rows[r].scratch : wave->scratch;
     }
     return OPQ_OK;
 }
@@ -231,7 +216,7 @@ static opq_status sort_steps(pool *w)
     opq_step *before = opq_arena_copy(&w->p->scratch, plan->steps, (size_t)plan->step_count * sizeof *before);
     plan->waves = opq_arena_alloc(&plan->arena, ((size_t)w->wave_count + 1) * sizeof *plan->waves);
     if (before == NULL || plan->waves == NULL)
-        return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
+        return opq_plan_no_memory();
     plan->wave_count = w->wave_count;
     for (int32_t s = 0; s < plan->step_count; s++)
         plan->waves[w->wave_of[s]].count++;
@@ -259,7 +244,7 @@ opq_status opq_plan_waves(opq_planner *p)
     w.made_in = opq_arena_alloc(&p->scratch, (storages + 6 * steps) * sizeof *w.made_in);
     w.read = opq_arena_alloc(&p->scratch, storages);
     if (w.waits == NULL || w.made_in == NULL || w.read == NULL)
-        return opq_fail(OPQ_NO_MEMORY, "plan: out of memory");
+        return opq_plan_no_memory();
     memset(w.made_in, -1, storages * sizeof *w.made_in);
     w.count = w.made_in + storages;
     w.code_of = w.count + steps;

@@ -66,7 +66,7 @@ typedef struct launch {
     const opq_step *step;
     void **buffers;
     const opq_number *scalars;
-    int64_t scratch, first; /* first: number of the phase's first unit */
+    int64_t first; /* number of the phase's first unit */
     opq_step_error *error;
 } launch;
 
@@ -81,14 +81,20 @@ void opq_step_error_add(opq_step_error *error, const int64_t found[2])
     atomic_flag_clear_explicit(&error->busy, memory_order_release);
 }
 
+void opq_run_code(const opq_step *step, void *const *buffers, const int64_t *dims, const opq_number *scalars,
+                  int64_t begin, int64_t end, opq_step_error *error)
+{
+    void *scratch = step->scratch ? opq_thread_scratch((size_t)step->scratch) : NULL;
+    int64_t found[2] = {step->scratch && scratch == NULL ? -1 : 0, 0};
+    if (found[0] == 0)
+        step->code->fn(buffers, dims, scalars, begin, end, scratch, found);
+    opq_step_error_add(error, found);
+}
+
 static void run_units(void *data, int64_t begin, int64_t end)
 {
     const launch *l = data;
-    void *scratch = l->scratch ? opq_thread_scratch((size_t)l->scratch) : NULL;
-    int64_t found[2] = {l->scratch && scratch == NULL ? -1 : 0, 0};
-    if (found[0] == 0)
-        l->step->code->fn(l->buffers, l->step->dims, l->scalars, l->first + begin, l->first + end, scratch, found);
-    opq_step_error_add(l->error, found);
+    opq_run_code(l->step, l->buffers, l->step->dims, l->scalars, l->first + begin, l->first + end, l->error);
 }
 
 static opq_status run_kernel(const opq_run_state *run, const opq_step *step, opq_step_error *error)
@@ -97,7 +103,7 @@ static opq_status run_kernel(const opq_run_state *run, const opq_step *step, opq
     opq_number scalars[OPQ_SCALAR_MAX];
     opq_run_bind(run, step, buffers, scalars);
     int64_t work = step->bytes_read + step->bytes_written + step->flops;
-    launch l = {step, buffers, scalars, step->scratch, 0, error};
+    launch l = {step, buffers, scalars, 0, error};
     for (int p = 0; p < step->phases; p++) {
         int64_t units = step->units[p], grain = work < SERIAL_WORK ? units : units * SERIAL_WORK / work;
         opq_parallel_for(run->runtime->host, units, grain < 1 ? 1 : grain, run_units, &l);
@@ -120,18 +126,17 @@ static int64_t units_before(const opq_wave *wave, int phase, int32_t row)
     return row > 0 ? wave->ends[phase * wave->count + row - 1] : 0;
 }
 
-static void run_row(const wave_launch *l, int32_t row, int64_t begin, int64_t end, void *scratch)
+static void run_row(const wave_launch *l, int32_t row, int64_t begin, int64_t end)
 {
     void *buffers[OPQ_BUFFER_MAX];
     opq_number scalars[OPQ_SCALAR_MAX];
     const opq_wave *wave = l->wave;
     const opq_step *step = &l->run->plan->steps[wave->first + row];
-    int64_t first = -units_before(wave, l->phase, row), found[2] = {0};
+    int64_t first = -units_before(wave, l->phase, row);
     for (int p = 0; p < l->phase; p++)
         first += wave->ends[p * wave->count + row] - units_before(wave, p, row);
     opq_run_bind(l->run, step, buffers, scalars);
-    step->code->fn(buffers, step->dims, scalars, first + begin, first + end, scratch, found);
-    opq_step_error_add(&l->run->errors[row], found);
+    opq_run_code(step, buffers, step->dims, scalars, first + begin, first + end, &l->run->errors[row]);
 }
 
 /* Units [begin, end) of all rows, one after the other. */
@@ -139,8 +144,6 @@ static void run_rows(void *data, int64_t begin, int64_t end)
 {
     const wave_launch *l = data;
     const int64_t *ends = l->wave->ends + l->phase * l->wave->count;
-    static const int64_t no_scratch[2] = {-1, 0};
-    void *scratch = l->wave->scratch ? opq_thread_scratch((size_t)l->wave->scratch) : NULL;
     int32_t low = 0, high = l->wave->count;
     while (low < high) {
         int32_t middle = (low + high) / 2;
@@ -151,10 +154,8 @@ static void run_rows(void *data, int64_t begin, int64_t end)
     }
     for (int32_t row = low; begin < end; row++) {
         int64_t stop = ends[row] < end ? ends[row] : end;
-        if (stop > begin && l->wave->scratch && scratch == NULL)
-            opq_step_error_add(&l->run->errors[row], no_scratch);
-        else if (stop > begin)
-            run_row(l, row, begin, stop, scratch);
+        if (stop > begin)
+            run_row(l, row, begin, stop);
         begin = stop;
     }
 }

@@ -54,6 +54,10 @@ int64_t opq_run_first(const opq_run_state *run, int32_t storage);      /* bytes 
 /* Fills in pointers and scalars of a step. Arrays hold buffer_count and scalar_count. */
 void opq_run_bind(const opq_run_state *run, const opq_step *step, void **out_buffers, opq_number *out_scalars);
 
+/* Units [begin, end) of the step's code, on this thread. */
+void opq_run_code(const opq_step *step, void *const *buffers, const int64_t *dims, const opq_number *scalars,
+                  int64_t begin, int64_t end, opq_step_error *error);
+
 /* ---- run_outputs.c */
 /* Memory of the run: its arena, outputs that take no input's place, numbers. */
 opq_status opq_run_allocate(opq_run_state *run) OPQ_MUST_CHECK;
@@ -72,7 +76,7 @@ typedef struct opq_tiles {
     const opq_step *step;
     void *buffers[OPQ_BUFFER_MAX];
     opq_number scalars[OPQ_SCALAR_MAX];
-    int64_t scratch, first_batch, first_row; /* where the engine's batch 0 and row 0 are */
+    int64_t first_batch, first_row; /* where the engine's batch 0 and row 0 are */
     opq_step_error *error;
 } opq_tiles;
 void opq_run_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns,

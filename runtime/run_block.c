@@ -25,13 +25,12 @@ typedef struct block_run {
     opq_tiles tiles[OPQ_BLOCK_SECOND_MAX];
     void *buffers[OPQ_BUFFER_MAX]; /* of the rows */
     opq_number scalars[OPQ_SCALAR_MAX];
-    int64_t matrix_rows, block_rows, blocks; /* rows of a matrix that all products have; of a block; blocks of a matrix */
+    int64_t matrix_rows, blocks;            /* rows of a matrix that all products have; blocks of a matrix */
     opq_buffer *kept[OPQ_BLOCK_MATRIX_MAX]; /* packed copies of right operands that stay with their buffers, or NULL; references */
-    int64_t packed_bytes[OPQ_BLOCK_MATRIX_MAX]; /* of others, packed once for all blocks of a matrix; 0: as they are */
-    int64_t sums_bytes[OPQ_BLOCK_SECOND_MAX];   /* of second products that sum over rows */
-    int64_t matrix_bytes, local_bytes, rows_scratch;
     bool serial, causal;
     atomic_int status;
+    /* Of a thread's memory: where locals begin, and what a product has for all blocks of a matrix, its sums or other packed copies. */
+    int64_t matrix_bytes, local_bytes, locals_at, own_at[OPQ_BLOCK_MATRIX_MAX], own_bytes[OPQ_BLOCK_MATRIX_MAX], bytes;
 } block_run;
 
 static int product_count(const block_run *r) { return r->block->first_count + r->block->second_count; }
@@ -39,47 +38,27 @@ static int product_count(const block_run *r) { return r->block->first_count + r-
 /* First ones, then second ones. */
 static const opq_step *product_of(const block_run *r, int i) { return &r->step->parts[1 + i]; }
 
+static const opq_contract *contract_of(const block_run *r, int i) { return &product_of(r, i)->matmul->contract; }
+
 static bool sums_rows(const block_run *r, int i) { return opq_block_product_sums(r->block, i); }
+
+/* Of each of its matrices. */
+static int64_t rows_of(const block_run *r, int i)
+{
+    return sums_rows(r, i) ? contract_of(r, i)->k : contract_of(r, i)->m;
+}
 
 static int64_t round_up(int64_t bytes) { return gemm_ceil(bytes, 64) * 64; }
 
-/* Memory of one thread. */
+/* Of one thread. */
 typedef struct memory {
-    char *place[OPQ_BLOCK_MATRIX_MAX], *local, *packed[OPQ_BLOCK_MATRIX_MAX], *sums[OPQ_BLOCK_SECOND_MAX];
+    char *data;
     bool full; /* an operand of this matrix has an infinity or NaN, which times 0 is not nothing, or is near overflow */
 } memory;
 
-static int64_t scratch_bytes(const block_run *r)
-{
-    int64_t bytes = r->block->place_count * r->matrix_bytes + r->block->local_count * r->local_bytes;
-    for (int i = 0; i < product_count(r); i++)
-        bytes += r->packed_bytes[i];
-    for (int i = 0; i < r->block->second_count; i++)
-        bytes += r->sums_bytes[i];
-    return bytes;
-}
-
-/* As many bytes from `start` on. */
-static memory divide(const block_run *r, char *start)
-{
-    memory m = {.local = start + r->block->place_count * r->matrix_bytes};
-    for (int i = 0; i < r->block->place_count; i++)
-        m.place[i] = start + i * r->matrix_bytes;
-    char *end = m.local + r->block->local_count * r->local_bytes;
-    for (int i = 0; i < product_count(r); i++) {
-        m.packed[i] = end;
-        end += r->packed_bytes[i];
-    }
-    for (int i = 0; i < r->block->second_count; i++) {
-        m.sums[i] = end;
-        end += r->sums_bytes[i];
-    }
-    return m;
-}
-
 static float *matrix_of(const block_run *r, const memory *m, int matrix)
 {
-    return (float *)m->place[r->block->matrix[matrix].place];
+    return (float *)(m->data + r->block->matrix[matrix].place * r->matrix_bytes);
 }
 
 static float *taken_by(const block_run *r, const memory *m, int i)
@@ -87,23 +66,20 @@ static float *taken_by(const block_run *r, const memory *m, int i)
     return matrix_of(r, m, r->block->taken[i - r->block->first_count]);
 }
 
-/* ---- operands of a matrix */
-
-/* Of the matrix that row `row` is of. */
-static opq_matrix right_of(const block_run *r, int i, int64_t row)
+static const void *packed_for(const block_run *r, const memory *m, int i)
 {
-    const opq_contract *c = &product_of(r, i)->matmul->contract;
-    opq_matrix matrix;
-    opq_run_operand(r->run, product_of(r, i), 1, row / (sums_rows(r, i) ? c->k : c->m), 0, &matrix);
-    matrix.batch_stride = 0;
-    return matrix;
+    if (r->kept[i])
+        return r->kept[i]->data;
+    return r->own_bytes[i] > 0 && !sums_rows(r, i) ? m->data + r->own_at[i] : NULL;
 }
 
-static opq_matrix left_of(const block_run *r, int i, int64_t row)
+/* ---- operands of a matrix */
+
+/* Of the matrix that row `row` is of; the left one from that row on. */
+static opq_matrix operand_of(const block_run *r, int i, int o, int64_t row)
 {
-    const opq_contract *c = &product_of(r, i)->matmul->contract;
     opq_matrix matrix;
-    opq_run_operand(r->run, product_of(r, i), 0, row / c->m, row % c->m, &matrix);
+    opq_run_operand(r->run, product_of(r, i), o, row / rows_of(r, i), row % rows_of(r, i), &matrix);
     matrix.batch_stride = 0;
     return matrix;
 }
@@ -111,26 +87,18 @@ static opq_matrix left_of(const block_run *r, int i, int64_t row)
 /* Of elements side by side, in the order of the magnitudes. */
 __attribute__((target("avx2"))) static int32_t largest_bits(const float *x, int64_t count)
 {
-    enum { LANES = 8, VECTORS = 4 };
+    enum { LANES = 8 };
     const __m256i magnitude = _mm256_set1_epi32(INT32_MAX);
-    __m256i found[VECTORS] = {0};
-    int32_t lane[LANES], largest = 0;
+    __m256i found = _mm256_setzero_si256();
+    int32_t lane[LANES] = {0}, largest = 0;
     int64_t j = 0;
-    for (; j + LANES * VECTORS <= count; j += LANES * VECTORS)
-        for (int v = 0; v < VECTORS; v++) {
-            __m256i bits = _mm256_loadu_si256((const __m256i *)&x[j + LANES * v]);
-            found[v] = _mm256_max_epi32(found[v], _mm256_and_si256(bits, magnitude));
-        }
-    for (int v = 1; v < VECTORS; v++)
-        found[0] = _mm256_max_epi32(found[0], found[v]);
-    _mm256_storeu_si256((__m256i *)lane, found[0]);
+    for (; j + LANES <= count; j += LANES)
+        found = _mm256_max_epi32(found, _mm256_and_si256(_mm256_loadu_si256((const __m256i *)&x[j]), magnitude));
+    memcpy(lane, &x[j], (size_t)(count - j) * sizeof *lane);
+    found = _mm256_max_epi32(found, _mm256_and_si256(_mm256_loadu_si256((const __m256i *)lane), magnitude));
+    _mm256_storeu_si256((__m256i *)lane, found);
     for (int l = 0; l < LANES; l++)
         largest = lane[l] > largest ? lane[l] : largest;
-    for (; j < count; j++) {
-        memcpy(lane, &x[j], sizeof *lane);
-        lane[0] &= INT32_MAX;
-        largest = lane[0] > largest ? lane[0] : largest;
-    }
     return largest;
 }
 
@@ -138,15 +106,15 @@ __attribute__((target("avx2"))) static int32_t largest_bits(const float *x, int6
 static float largest_of(const opq_matrix *x, int64_t rows, int64_t columns)
 {
     const int32_t infinity = 0x7f800000;
-    const float *data = x->data;
     bool turned = x->column_stride != 1;
     int64_t lines = turned ? columns : rows, length = turned ? rows : columns;
     int64_t line_stride = turned ? x->column_stride : x->row_stride, stride = turned ? x->row_stride : 1;
-    int64_t runs = stride == 1 ? 1 : length, run = stride == 1 ? length : 1; /* of a line */
+    int64_t runs = stride == 1 ? 1 : length; /* of a line: all of it, or an element */
     int32_t found = x->dtype == OPQ_f32 && !x->rows && !x->columns ? 0 : infinity;
     float largest;
     for (int64_t i = 0; i < lines * runs && found < infinity; i++) {
-        int32_t bits = largest_bits(data + i / runs * line_stride + i % runs * stride, run);
+        const float *run = (const float *)x->data + i / runs * line_stride + i % runs * stride;
+        int32_t bits = largest_bits(run, length / runs);
         found = bits > found ? bits : found;
     }
     found = found < infinity ? found : infinity;
@@ -158,13 +126,13 @@ static float largest_of(const opq_matrix *x, int64_t rows, int64_t columns)
 static bool needs_all(const block_run *r, int64_t first_row)
 {
     for (int i = 0; i < product_count(r); i++) {
-        const opq_contract *c = &product_of(r, i)->matmul->contract;
-        opq_matrix right = right_of(r, i, first_row), left;
+        const opq_contract *c = contract_of(r, i);
+        opq_matrix right = operand_of(r, i, 1, first_row), left;
         float largest = 0;
         if (i >= r->block->first_count || r->block->sampled)
             largest = largest_of(&right, c->k, c->n);
         if (i < r->block->first_count && r->block->sampled) {
-            left = left_of(r, i, first_row);
+            left = operand_of(r, i, 0, first_row);
             largest *= largest_of(&left, r->matrix_rows, c->k) * (float)c->k;
             if (!(largest < FAR_FROM_OVERFLOW)) /* NaN: infinity times 0 */
                 return true;
@@ -181,13 +149,13 @@ static opq_status begin_matrix(const block_run *r, memory *m, int64_t first_row)
     m->full = r->causal && needs_all(r, first_row);
     for (int i = 0; i < product_count(r); i++) {
         const opq_matmul_step *product = product_of(r, i)->matmul;
-        opq_matrix right = right_of(r, i, first_row);
-        if (r->packed_bytes[i] > 0)
+        opq_matrix right = operand_of(r, i, 1, first_row);
+        if (sums_rows(r, i))
+            memset(m->data + r->own_at[i], 0, (size_t)r->own_bytes[i]);
+        else if (r->own_bytes[i] > 0)
             OPQ_TRY(opq_gemm_pack_b(r->run->runtime->gemm, product->dtype, &right, product->contract.k,
-                                    product->contract.n, m->packed[i]));
+                                    product->contract.n, m->data + r->own_at[i]));
     }
-    for (int i = 0; i < r->block->second_count; i++)
-        memset(m->sums[i], 0, (size_t)r->sums_bytes[i]);
     return OPQ_OK;
 }
 
@@ -204,7 +172,7 @@ static void place_locals(const block_run *r, const opq_step *part, const memory 
     for (int i = 0; i < part->loops.buffer_count; i++) {
         int local = -2 - part->buffers[i];
         if (local >= 0 && local < r->block->local_count) /* elements of up to 8 bytes, each by its own */
-            buffers[i] = shifted(m->local + local * r->local_bytes, row,
+            buffers[i] = shifted(m->data + r->locals_at + local * r->local_bytes, row,
                                  opq_dtype_bytes(opq_loops_buffer_dtype(&part->loops, i)));
     }
 }
@@ -216,19 +184,14 @@ static void run_rows(block_run *r, const memory *m, int64_t row, int64_t rows, i
     const opq_block *block = r->block;
     const opq_step *part = &r->step->parts[0];
     void *buffers[OPQ_BUFFER_MAX];
-    int64_t row_bytes = block->row_stride * (int64_t)sizeof(float), found[2] = {0, 0}, dims[DIMS_MAX];
+    int64_t row_bytes = block->row_stride * (int64_t)sizeof(float), dims[DIMS_MAX];
     memcpy(dims, part->dims, (size_t)opq_loops_dims_count(&part->loops) * sizeof *dims);
     dims[part->loops.rank - 1] = columns;
     memcpy(buffers, r->buffers, (size_t)part->loops.buffer_count * sizeof *buffers);
     place_locals(r, part, m, row, buffers);
     for (int i = 0; i < block->matrix_count; i++)
         buffers[block->matrix[i].buffer] = shifted(matrix_of(r, m, i), row, row_bytes);
-    void *scratch = r->rows_scratch ? opq_thread_scratch((size_t)r->rows_scratch) : NULL;
-    if (r->rows_scratch && scratch == NULL)
-        found[0] = -1;
-    else
-        part->code->fn(buffers, dims, r->scalars, row, row + rows, scratch, found);
-    opq_step_error_add(r->error, found);
+    opq_run_code(part, buffers, dims, r->scalars, row, row + rows, r->error);
 }
 
 /* Is the element right of the diagonal 0 in each row, of all that is taken? */
@@ -248,27 +211,23 @@ static bool sample_is_zero(const block_run *r, const memory *m, int64_t row, int
 
 static opq_gemm_call call_of(const block_run *r, int i, const memory *m, int64_t row, int64_t rows)
 {
-    const opq_step *product = product_of(r, i);
-    const opq_contract *c = &product->matmul->contract;
-    opq_gemm_call call = {.dtype = product->matmul->dtype,
-                          .batch = 1,
-                          .m = rows,
-                          .n = c->n,
-                          .k = c->k,
-                          .b = right_of(r, i, row),
-                          .packed_b = r->kept[i]           ? r->kept[i]->data
-                                      : r->packed_bytes[i] ? m->packed[i]
-                                                           : NULL,
-                          .packed_k = c->k,
-                          .serial = r->serial};
-    return call;
+    const opq_contract *c = contract_of(r, i);
+    return (opq_gemm_call){.dtype = product_of(r, i)->matmul->dtype,
+                           .batch = 1,
+                           .m = rows,
+                           .n = c->n,
+                           .k = c->k,
+                           .b = operand_of(r, i, 1, row),
+                           .packed_b = packed_for(r, m, i),
+                           .packed_k = c->k,
+                           .serial = r->serial};
 }
 
 static opq_status make(const block_run *r, const memory *m, int i, int64_t row, int64_t rows, int64_t columns)
 {
     opq_gemm_call call = call_of(r, i, m, row, rows);
     call.n = columns;
-    call.a = left_of(r, i, row);
+    call.a = operand_of(r, i, 0, row);
     call.c = matrix_of(r, m, i);
     call.c_row_stride = r->block->row_stride;
     return opq_gemm_run(r->run->runtime->gemm, &call);
@@ -276,26 +235,25 @@ static opq_status make(const block_run *r, const memory *m, int i, int64_t row, 
 
 static opq_status take(block_run *r, const memory *m, int i, int64_t row, int64_t rows, int64_t columns)
 {
-    int second = i - r->block->first_count;
-    int64_t m_all = product_of(r, i)->matmul->contract.m, stride = r->block->row_stride;
     opq_gemm_call call = call_of(r, i, m, row, rows);
-    call.a = (opq_matrix){.data = taken_by(r, m, i), .row_stride = stride, .column_stride = 1, .dtype = OPQ_f32};
+    opq_tiles tiles = r->tiles[i - r->block->first_count];
+    call.a =
+        (opq_matrix){.data = taken_by(r, m, i), .row_stride = r->block->row_stride, .column_stride = 1, .dtype = OPQ_f32};
+    call.k = columns;
     if (sums_rows(r, i)) {
+        call.a.column_stride = call.a.row_stride;
         call.a.row_stride = 1;
-        call.a.column_stride = stride;
         opq_matrix_skip(&call.b, row % r->matrix_rows);
         call.m = columns;
         call.k = rows;
-        call.c = m->sums[second];
+        call.c = m->data + r->own_at[i];
         call.c_row_stride = call.n;
         call.accumulate = true;
         return opq_gemm_run(r->run->runtime->gemm, &call);
     }
-    opq_tiles tiles = r->tiles[second];
     place_locals(r, product_of(r, i), m, row, tiles.buffers);
-    tiles.first_batch = row / m_all;
-    tiles.first_row = row % m_all;
-    call.k = columns;
+    tiles.first_batch = row / rows_of(r, i);
+    tiles.first_row = row % rows_of(r, i);
     call.tile = opq_run_tile;
     call.tile_data = &tiles;
     return opq_gemm_run(r->run->runtime->gemm, &call);
@@ -322,16 +280,17 @@ static opq_status run_one(block_run *r, const memory *m, int64_t row, int64_t ro
 /* Epilogues of what was summed over the rows of a matrix. */
 static void end_matrix(block_run *r, const memory *m, int64_t first_row)
 {
-    for (int i = 0; i < r->block->second_count; i++) {
-        const opq_contract *c = &r->tiles[i].step->matmul->contract;
-        for (int64_t at = 0; at < c->m && r->block->sums_rows[i]; at += EPILOGUE_ROWS)
-            opq_run_tile(&r->tiles[i], first_row / r->matrix_rows, at, gemm_min(EPILOGUE_ROWS, c->m - at), 0, c->n,
-                         (float *)m->sums[i] + at * c->n, c->n);
+    for (int i = r->block->first_count; i < product_count(r); i++) {
+        const opq_contract *c = contract_of(r, i);
+        const float *sums = (const float *)(m->data + r->own_at[i]);
+        for (int64_t at = 0; at < c->m && sums_rows(r, i); at += EPILOGUE_ROWS)
+            opq_run_tile(&r->tiles[i - r->block->first_count], first_row / r->matrix_rows, at,
+                         gemm_min(EPILOGUE_ROWS, c->m - at), 0, c->n, sums + at * c->n, c->n);
     }
 }
 
-/* Block `at` of the matrix, or all. */
-static opq_status run_blocks_of(block_run *r, memory *m, int64_t first_row, int64_t at, int64_t end, bool begins)
+/* Blocks [at, end) of a matrix. */
+static opq_status run_blocks(block_run *r, memory *m, int64_t first_row, int64_t at, int64_t end, bool begins)
 {
     if (begins)
         OPQ_TRY(begin_matrix(r, m, first_row));
@@ -348,20 +307,15 @@ static opq_status run_blocks_of(block_run *r, memory *m, int64_t first_row, int6
 static void run_units(void *data, int64_t begin, int64_t end)
 {
     block_run *r = data;
-    char *scratch = gemm_scratch_acquire(0, scratch_bytes(r));
-    opq_status status = scratch ? OPQ_OK : OPQ_NO_MEMORY;
-    memory m = {0};
-    if (scratch)
-        m = divide(r, scratch);
+    memory m = {.data = gemm_scratch_acquire(0, r->bytes)};
+    opq_status status = m.data ? OPQ_OK : OPQ_NO_MEMORY;
+    int64_t count = r->block->sums ? r->blocks : 1;
     for (int64_t i = begin; i < end && status == OPQ_OK; i++) {
-        int64_t at = i % r->blocks;
-        if (r->block->sums)
-            status = run_blocks_of(r, &m, i * r->matrix_rows, 0, r->blocks, true);
-        else
-            status = run_blocks_of(r, &m, i / r->blocks * r->matrix_rows, at, at + 1, i == begin || at == 0);
+        int64_t first = i * count, at = first % r->blocks;
+        status = run_blocks(r, &m, first / r->blocks * r->matrix_rows, at, at + count, i == begin || at == 0);
     }
-    if (scratch)
-        gemm_scratch_release(0, scratch);
+    if (m.data)
+        gemm_scratch_release(0, m.data);
     int none = OPQ_OK;
     if (status != OPQ_OK)
         atomic_compare_exchange_strong(&r->status, &none, (int)status);
@@ -369,49 +323,51 @@ static void run_units(void *data, int64_t begin, int64_t end)
 
 /* ---- the step */
 
-static void find_kept(block_run *r)
+static void find_blocks(block_run *r)
 {
-    for (int i = 0; i < product_count(r); i++)
-        r->kept[i] = sums_rows(r, i) ? NULL : opq_run_packed_operand(r->run, product_of(r, i), 1, NULL);
-}
-
-static void plan(block_run *r)
-{
-    int64_t row_bytes = r->block->row_stride * (int64_t)sizeof(float);
+    const opq_block *block = r->block;
+    int64_t row_bytes = block->row_stride * (int64_t)sizeof(float);
     r->matrix_rows = INT64_MAX;
-    for (int i = 0; i < product_count(r); i++) {
-        const opq_contract *c = &product_of(r, i)->matmul->contract;
-        r->matrix_rows = gemm_min(r->matrix_rows, sums_rows(r, i) ? c->k : c->m);
-    }
-    r->causal = r->block->causal == r->matrix_rows;
-    int64_t most = CACHE_BYTES / (row_bytes * (r->block->place_count > 1 && r->block->sums ? r->block->place_count : 1));
+    for (int i = 0; i < product_count(r); i++)
+        r->matrix_rows = gemm_min(r->matrix_rows, rows_of(r, i));
+    r->causal = block->causal == r->matrix_rows;
+    int64_t most = CACHE_BYTES / (row_bytes * (block->place_count > 1 && block->sums ? block->place_count : 1));
     most = most < ROWS_MIN ? ROWS_MIN : gemm_min(most, r->causal ? ROWS_CAUSAL_MAX : ROWS_MAX);
     r->blocks = gemm_ceil(r->matrix_rows, most);
-    r->block_rows = gemm_ceil(r->matrix_rows, r->blocks);
+    r->matrix_bytes = round_up(gemm_ceil(r->matrix_rows, r->blocks) * row_bytes);
+    r->local_bytes = round_up(gemm_ceil(r->matrix_rows, r->blocks) * 8);
+}
+
+static void divide_memory(block_run *r)
+{
+    r->locals_at = r->block->place_count * r->matrix_bytes;
+    r->bytes = r->locals_at + r->block->local_count * r->local_bytes;
     for (int i = 0; i < product_count(r); i++) {
-        const opq_matmul_step *product = product_of(r, i)->matmul;
-        const opq_contract *c = &product->contract;
+        const opq_contract *c = contract_of(r, i);
+        int64_t bytes = 0;
         if (sums_rows(r, i))
-            r->sums_bytes[i - r->block->first_count] = round_up(c->m * c->n * (int64_t)sizeof(float));
+            bytes = c->m * c->n * (int64_t)sizeof(float);
         else if (r->kept[i] == NULL && r->blocks > 1)
-            r->packed_bytes[i] = round_up(opq_gemm_packed_bytes(r->run->runtime->gemm, product->dtype, c->k, c->n));
+            bytes = opq_gemm_packed_bytes(r->run->runtime->gemm, product_of(r, i)->matmul->dtype, c->k, c->n);
+        r->own_at[i] = r->bytes;
+        r->own_bytes[i] = round_up(bytes);
+        r->bytes += r->own_bytes[i];
     }
-    r->matrix_bytes = round_up(r->block_rows * row_bytes);
-    r->local_bytes = round_up(r->block_rows * 8);
 }
 
 opq_status opq_run_block(const opq_run_state *run, const opq_step *step, opq_step_error *error)
 {
-    const opq_step *rows = &step->parts[0];
-    block_run r = {.run = run, .step = step, .block = step->block, .error = error, .rows_scratch = rows->scratch};
+    block_run r = {.run = run, .step = step, .block = step->block, .error = error};
     for (int i = 0; i < step->block->second_count; i++) {
         const opq_step *second = product_of(&r, step->block->first_count + i);
-        r.tiles[i] = (opq_tiles){.step = second, .error = error, .scratch = second->scratch};
+        r.tiles[i] = (opq_tiles){.step = second, .error = error};
         opq_run_bind(run, second, r.tiles[i].buffers, r.tiles[i].scalars);
     }
-    opq_run_bind(run, rows, r.buffers, r.scalars);
-    find_kept(&r);
-    plan(&r);
+    opq_run_bind(run, &step->parts[0], r.buffers, r.scalars);
+    for (int i = 0; i < product_count(&r); i++)
+        r.kept[i] = sums_rows(&r, i) ? NULL : opq_run_packed_operand(run, product_of(&r, i), 1, NULL);
+    find_blocks(&r);
+    divide_memory(&r);
     int64_t matrices = r.block->count / r.matrix_rows, units = matrices * (r.block->sums ? 1 : r.blocks);
     r.serial = units > 1;
     opq_parallel_for(run->runtime->host, units, 1, run_units, &r);

@@ -44,11 +44,7 @@ void opq_run_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64_t 
             access[0] += index[i] * contract->batch_strides[a * contract->batch_rank + i];
     }
     buffers[contract->tile] = (void *)tile;
-    void *scratch = t->scratch ? opq_thread_scratch((size_t)t->scratch) : NULL;
-    int64_t found[2] = {t->scratch && scratch == NULL ? -1 : 0, 0};
-    if (found[0] == 0)
-        t->step->code->fn(buffers, dims, t->scalars, 0, opq_loops_units(loops, dims), scratch, found);
-    opq_step_error_add(t->error, found);
+    opq_run_code(t->step, buffers, dims, t->scalars, 0, opq_loops_units(loops, dims), t->error);
 }
 
 void opq_run_operand(const opq_run_state *run, const opq_step *step, int o, int64_t batch, int64_t row,
@@ -207,7 +203,6 @@ static void begin(const opq_run_state *run, const opq_step *step, bool alone, op
     const opq_matmul_step *matmul = step->matmul;
     const opq_contract *c = &matmul->contract;
     out->tiles.step = step; /* not all of it: its arrays are long */
-    out->tiles.scratch = step->scratch;
     out->tiles.first_batch = out->tiles.first_row = 0;
     out->tiles.error = error;
     opq_run_bind(run, step, out->tiles.buffers, out->tiles.scalars);
