@@ -15,7 +15,6 @@
  */
 #include "fusion/lower_cuts.h"
 
-#include <string.h>
 
 /* What decides about the loops: a reduction, a matmul, or the largest stored node. */
 typedef struct members {

@@ -38,6 +38,7 @@ typedef enum opq_role {
     OPQ_ROLE_k,
     OPQ_ROLE_COUNT
 } opq_role;
+/* Of the space. */
 static inline bool opq_role_reduces(int role)
 {
     return role == OPQ_ROLE_reduced_outer || role == OPQ_ROLE_reduced_inner || role == OPQ_ROLE_k;
@@ -84,17 +85,17 @@ typedef struct opq_lower_state {
     bool scans, scans_back; /* along the loops of OPQ_ROLE_scan; back: from their last turn to the first */
     int16_t at;             /* index behind OPQ_AT, -1 */
     int16_t guard;          /* says whether there is an element, under a padding; -1 */
-    int16_t product;        /* -1 */
-    opq_ref at_node;        /* that reads or adds there */
+    int16_t product;        /* the product's statement, -1 */
+    opq_ref at_node;        /* that reads or adds at `at` */
     int nesting;            /* of opq_lower_emit */
     opq_lower_loops loops;
     int sweep_count;
     int body_count, access_count, buffer_count, scalar_count, memo_count;
     opq_stmt body[OPQ_BODY_MAX];
     uint16_t depends[OPQ_BODY_MAX]; /* bit l: varies along loop l of the kernel */
-    uint8_t sweep[OPQ_BODY_MAX];
-    uint8_t sweeps[OPQ_BODY_MAX]; /* bit s: computed in sweep s, or filled */
-    bool keeps[OPQ_BODY_MAX];     /* for later sweeps */
+    uint8_t sweep[OPQ_BODY_MAX];    /* the first in which its operands are there */
+    uint8_t sweeps[OPQ_BODY_MAX];   /* bit s: computed in sweep s, or read of its local */
+    bool keeps[OPQ_BODY_MAX];       /* in a local, for later sweeps */
     opq_access accesses[OPQ_ACCESS_MAX];
     opq_affine affines[OPQ_ACCESS_MAX]; /* per access */
     int64_t at_extents[OPQ_ACCESS_MAX]; /* per access: bound of the index behind OPQ_AT */
@@ -124,7 +125,7 @@ int opq_lower_load(opq_lower_state *state, opq_ref memory, const opq_affine *lin
 opq_stmt opq_lower_stmt(int op, opq_dtype dtype, int x, int y); /* operands; -1: none */
 int opq_lower_push(opq_lower_state *state, const opq_stmt *stmt);
 int opq_lower_op(opq_lower_state *state, int op, opq_dtype dtype, int x, int y); /* -1 also where an operand is refused */
-/* One that moves an element of `memory` (-1: a number), of `dtype` there. */
+/* One with an access: to an element of `memory` (-1: a number), of `dtype` there. Gives `stmt` the access. */
 int opq_lower_move(opq_lower_state *state, opq_stmt *stmt, opq_ref memory, opq_dtype dtype, const opq_affine *affine);
 /* A row-major index over the loops that are kept, that are reduced, or all; out_turns: how many turns these have. */
 opq_affine opq_lower_index(const opq_space *space, bool kept, bool reduced, int64_t *out_turns);
@@ -171,7 +172,7 @@ void opq_lower_order(opq_lower_state *state);
 int64_t opq_lower_stride(const opq_lower_state *state, int access, int l); /* elements from turn to turn of loop l */
 bool opq_lower_is_own(const opq_lower_state *state, int access);           /* of results of blocks */
 void opq_lower_need(opq_lower_state *state, opq_role role);                /* a loop of one turn, if there is none */
-void opq_lower_sort(opq_lower_state *state);
+void opq_lower_sort(opq_lower_state *state);                               /* after roles were given */
 
 /* lower_window.c: of the tree of a product that the kernel makes itself. */
 void opq_lower_window(const opq_loops *k, const int64_t *dims);

@@ -14,7 +14,6 @@
  * A block is a chunk of the rule `lanes`, whose results go through the rule once more: the bits are those of one loop. Where the row is not
  * one loop, those that it is stand in each other: `lanes j in i { lanes k in i { .. fold } }`.
  */
-#include "fusion/loop_rewrite.h"
 #include "fusion/lower_state.h"
 
 #include <string.h>
