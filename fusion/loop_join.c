@@ -88,7 +88,7 @@ static bool take_variables(joiner *j, const opq_bound *part)
 static uint8_t joined_variable(const joiner *j, int variable)
 {
     int at = 0;
-    while (j->counted[at].variable != variable)
+    while (at < OPQ_LOOP_MAX - 1 && j->counted[at].variable != variable)
         at++;
     return (uint8_t)at;
 }
@@ -123,15 +123,15 @@ static bool add_cut(joiner *j, int64_t cut)
 
 static bool find_rows(joiner *j, const opq_bound *part, bool product)
 {
-    int chains = 0, vectors = 0;
+    int chains = 0, columns = 0;
     for (int i = 0; i < part->loops.stmt_count; i++) {
         const opq_stmt *loop = &part->loops.stmts[i];
         if (loop->op != OPQ_STMT_loop)
             continue;
         chains += loop->role == OPQ_LOOP_chain;
-        vectors += loop->role == OPQ_LOOP_vector;
+        columns += loop->role != OPQ_LOOP_chain && !counts_rows(loop);
         if (loop->role == OPQ_LOOP_pairs /* of what stays in f32 between the trees */ ||
-            (product && (chains > 1 || vectors > 1)) /* matrices that are windows */ ||
+            (product && (chains > 1 || columns > 1)) /* matrices that are windows */ ||
             (counts_rows(loop) && !add_cut(j, rows_inside(part, i))))
             return false;
     }
