@@ -29,29 +29,6 @@ INLINE __m256 load_f32(const void *at, opq_dtype from, int64_t count)
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
 }
 
-INLINE __m256i lanes_of(unsigned bits)
-{
-    const __m256i bit = _mm256_set_epi32(128, 64, 32, 16, 8, 4, 2, 1);
-    return _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32((int)bits), bit), bit);
-}
-
-/* The lanes of these bits, zeros elsewhere. */
-INLINE __m256 load_lanes(const void *at, opq_dtype from, unsigned bits)
-{
-    if (bits == 0xff)
-        return load_f32(at, from, 8);
-    if (bits == 0)
-        return _mm256_setzero_ps();
-    if (from == OPQ_f32)
-        return _mm256_maskload_ps(at, lanes_of(bits));
-    int64_t bytes = opq_pack_bytes(from);
-    char part[16] = {0};
-    for (int i = 0; i < 8; i++)
-        if (bits >> i & 1)
-            memcpy(part + i * bytes, (const char *)at + i * bytes, (size_t)bytes);
-    return load_f32(part, from, 8);
-}
-
 INLINE __m256d load_f64(const void *at, int64_t count)
 {
     static const int64_t ones[8] = {-1, -1, -1, -1};

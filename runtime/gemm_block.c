@@ -65,11 +65,7 @@ static opq_pack_source pack_source(const gemm_run *run, bool left, int64_t batch
         .across_stride = across_stride,
         .k_at = k_at ? k_at + k : NULL,
         .across_at = across_at ? across_at + across : NULL,
-        .guard_count = m->guard_count};
-    for (int g = 0; g < m->guard_count; g++)
-        source.guard[g] = (opq_pack_guard){.extent = m->guard[g].extent,
-                                           .k = (left ? m->guard[g].columns : m->guard[g].rows) + k,
-                                           .across = (left ? m->guard[g].rows : m->guard[g].columns) + across};
+    };
     return source;
 }
 

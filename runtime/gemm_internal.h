@@ -182,6 +182,10 @@ bool gemm_is_window(opq_dtype dtype, const opq_matrix *left, int64_t n);
 /* Room that gemm_window_begin needs, 64-byte aligned. */
 int64_t gemm_window_bytes(const gemm_run *run);
 void gemm_window_begin(const gemm_run *run, int64_t batch, char *room, gemm_window *out_window);
+/* Of one matrix; 0: it has no padding. */
+int64_t gemm_padded_bytes(const opq_matrix *matrix);
+/* So many of them become copies, in a buffer of GEMM_SCRATCH_padded. */
+opq_status gemm_copy_padded(opq_gemm *gemm, int64_t batch, bool serial, opq_matrix *matrix) OPQ_MUST_CHECK;
 /* Where its elements are for columns [k0, k0 + k). */
 const char *gemm_window_data(const gemm_run *run, int64_t batch, int64_t k0, int64_t k, gemm_window *window);
 
@@ -197,9 +201,9 @@ void gemm_pack_shared_a(void *run, int64_t begin, int64_t end);
 void gemm_pack_shared_b(void *run, int64_t begin, int64_t end);
 opq_status gemm_run_set(gemm_set *set) OPQ_MUST_CHECK;
 
-/* Buffers that a thread keeps between calls: for what a call shares, for a block, and for what a turned call packs. 64-byte
+/* Buffers that a thread keeps between calls: for what a call shares, for a block, for what a turned call packs, and for padded copies. 64-byte
  * aligned. NULL: no memory. Release with the same slot. */
-enum { GEMM_SCRATCH_shared, GEMM_SCRATCH_block, GEMM_SCRATCH_turned, GEMM_SCRATCH_COUNT };
+enum { GEMM_SCRATCH_shared, GEMM_SCRATCH_block, GEMM_SCRATCH_turned, GEMM_SCRATCH_padded, GEMM_SCRATCH_COUNT };
 void *gemm_scratch_acquire(int slot, int64_t bytes);
 void gemm_scratch_release(int slot, void *buffer);
 

@@ -91,8 +91,7 @@ INLINE void transpose_vectors_f32(const opq_pack_source *s, opq_dtype from, int6
             for (int i = 0; i < 8; i++) {
                 int64_t j = 8 * v + i < across ? 8 * v + i : across - 1;
                 const char *at = (const char *)s->data + (opq_pack_across(s, j) + p) * bytes;
-                r[v][i] = s->there ? load_lanes(at, from, opq_pack_bits(s->there[j].from - p, s->there[j].to - p, 8))
-                                   : load_f32(at, from, k - p);
+                r[v][i] = load_f32(at, from, k - p);
             }
             transpose_f32(r[v]);
         }
@@ -107,7 +106,7 @@ INLINE void transpose_vectors_f32(const opq_pack_source *s, opq_dtype from, int6
 
 INLINE void transpose_panel_f32(const opq_pack_source *s, opq_dtype from, int64_t k, int64_t across, int width, float *out)
 {
-    bool plain = from == OPQ_f32 && !s->there && !s->across_at && across == width && width % 8 == 0;
+    bool plain = from == OPQ_f32 && !s->across_at && across == width && width % 8 == 0;
     int64_t done = plain ? transpose_blocks_f32(s, k, width, width / 8, out) : 0;
     if (width > 8)
         transpose_vectors_f32(s, from, done, k, across, width, 2, out);
@@ -147,20 +146,20 @@ INLINE void transpose_panel_f64(const opq_pack_source *s, int64_t k, int64_t acr
 }
 
 /* Moves are stored in ascending order, each over the surplus of the one before. */
-INLINE void copy_moves(const opq_pack_source *s, opq_dtype from, int64_t k, const opq_pack_move *moves,
-                       const int *first, int period, int width, float *out)
+INLINE void copy_moves(const opq_pack_source *s, opq_dtype from, int64_t k, const opq_pack_move *moves, int count,
+                       int width, float *out)
 {
     int64_t bytes = opq_pack_bytes(from);
     const float *end = out + k * width;
-    int turn = 0; /* p % period */
-    for (int64_t p = 0; p < k; p++, out += width, turn = turn + 1 < period ? turn + 1 : 0) {
+    for (int64_t p = 0; p < k; p++, out += width) {
         const char *row = (const char *)s->data + opq_pack_k(s, p) * bytes;
-        for (int m = first[turn]; m < first[turn + 1]; m++) {
+        for (int m = 0; m < count; m++) {
             const opq_pack_move *move = &moves[m];
             const char *at = row + move->from * bytes;
-            __m256 value = load_lanes(at, from, move->load);
+            int64_t reach = move->apart ? 2 * move->count - 1 : move->count;
+            __m256 value = load_f32(at, from, reach);
             if (move->apart) {
-                __m256 high = load_lanes(at + 8 * bytes, from, move->more);
+                __m256 high = load_f32(reach > 8 ? at + 8 * bytes : at, from, reach - 8);
                 __m256d even = _mm256_castps_pd(_mm256_shuffle_ps(value, high, 0x88));
                 value = _mm256_castpd_ps(_mm256_permute4x64_pd(even, 0xd8));
             }
@@ -169,43 +168,17 @@ INLINE void copy_moves(const opq_pack_source *s, opq_dtype from, int64_t k, cons
     }
 }
 
-/* Rows of floats that all have these moves: the lanes that are read are known before. */
-INLINE void copy_like_rows(const opq_pack_source *s, int64_t k, const opq_pack_move *moves, int count, int width,
-                           float *out)
+AVX2 bool opq_pack_moves_avx2(const opq_pack_source *s, int64_t k, const opq_pack_move *moves, int count, int width,
+                              float *out)
 {
-    static const float zeros[8];
-    const float *end = out + k * width;
-    __m256i lanes[OPQ_PACK_MOVES_MAX];
-    for (int m = 0; m < count; m++)
-        lanes[m] = lanes_of(moves[m].load);
-    for (int64_t p = 0; p < k; p++, out += width) {
-        const float *row = (const float *)s->data + opq_pack_k(s, p);
-        for (int m = 0; m < count; m++) {
-            const float *at = moves[m].load ? row + moves[m].from : zeros;
-            store_f32(out + moves[m].to, end, _mm256_maskload_ps(at, lanes[m]));
-        }
-    }
-}
-
-static bool any_apart(const opq_pack_move *moves, int count)
-{
-    for (int m = 0; m < count; m++)
-        if (moves[m].apart)
-            return true;
-    return false;
-}
-
-AVX2 bool opq_pack_moves_avx2(const opq_pack_source *s, int64_t k, const opq_pack_move *moves, const int *first,
-                              int period, int width, float *out)
-{
-    if (s->from == OPQ_f32 && period == 1 && !any_apart(moves, first[1]))
-        copy_like_rows(s, k, moves, first[1], width, out);
-    else if (s->from == OPQ_f32)
-        copy_moves(s, OPQ_f32, k, moves, first, period, width, out);
+    if (s->to != OPQ_f32)
+        return false;
+    if (s->from == OPQ_f32)
+        copy_moves(s, OPQ_f32, k, moves, count, width, out);
     else if (s->from == OPQ_bf16)
-        copy_moves(s, OPQ_bf16, k, moves, first, period, width, out);
+        copy_moves(s, OPQ_bf16, k, moves, count, width, out);
     else if (s->from == OPQ_f16)
-        copy_moves(s, OPQ_f16, k, moves, first, period, width, out);
+        copy_moves(s, OPQ_f16, k, moves, count, width, out);
     else
         return false;
     return true;

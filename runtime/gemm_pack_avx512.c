@@ -26,11 +26,7 @@ INLINE void transpose_panel(const opq_pack_source *s, opq_dtype from, int64_t by
             __m512 r[16];
 #pragma GCC unroll 16
             for (int i = 0; i < 16; i++) {
-                int64_t row = j + i < across ? j + i : across - 1;
-                __mmask16 there =
-                    s->there ? (__mmask16)(mask_of(s->there[row].to - p, 16) & ~mask_of(s->there[row].from - p, 16))
-                             : load;
-                r[i] = load_f32(first + offset[i] + p * bytes, from, there);
+                r[i] = load_f32(first + offset[i] + p * bytes, from, load);
                 _mm_prefetch(first + offset[i] + (p + AHEAD) * bytes, _MM_HINT_T0);
             }
             transpose_f32(r);
@@ -133,7 +129,7 @@ INLINE void join_rows(const opq_pack_source *s, int64_t k, int64_t across, int w
 
 AVX512 bool opq_pack_pairs_avx512(const opq_pack_source *s, int64_t k, int64_t across, int width, uint32_t *out)
 {
-    if (s->k_at || s->guard_count > 0 || s->from != OPQ_bf16)
+    if (s->k_at || s->from != OPQ_bf16)
         return false;
     if (s->across_stride == 1 && !s->across_at)
         join_rows(s, k, across, width, out);
@@ -146,7 +142,7 @@ AVX512 bool opq_pack_pairs_avx512(const opq_pack_source *s, int64_t k, int64_t a
 
 AVX512 bool opq_pack_quads_avx512(const opq_pack_source *s, int64_t k, int64_t across, int width, uint32_t *out)
 {
-    if (s->k_at || s->guard_count > 0 || s->from != OPQ_i8 || s->k_stride != 1)
+    if (s->k_at || s->from != OPQ_i8 || s->k_stride != 1)
         return false;
     transpose_panel(s, OPQ_f32, 4, 1, k / 4, across, width, (float *)out);
     return true;
@@ -163,49 +159,45 @@ __attribute__((target("avx512f,avx512vnni"))) void opq_pack_start_avx512(void *p
     }
 }
 
-/* One move of `count` rows, `period` rows apart from row `first` on. */
-INLINE void copy_move(const opq_pack_source *s, opq_dtype from, int64_t first, int64_t count, int64_t period,
-                      const opq_pack_move *move, int width, float *out)
+/* One move of `count` rows from row `first` on. */
+INLINE void copy_move(const opq_pack_source *s, opq_dtype from, int64_t first, int64_t count, const opq_pack_move *move,
+                      int width, float *out)
 {
-    int64_t bytes = opq_pack_bytes(from);
+    int64_t bytes = opq_pack_bytes(from), reach = move->apart ? 2 * move->count - 1 : move->count;
     const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
     const char *data = (const char *)s->data + move->from * bytes;
-    const __mmask16 load = move->load, more = move->more, store = move->store;
+    const __mmask16 load = (__mmask16)mask_of(reach, 16), more = (__mmask16)mask_of(reach - 16, 16),
+                    store = (__mmask16)mask_of(move->count, 16);
     float *to = out + first * width + move->to;
-    if (!move->apart) {
-        for (int64_t i = 0, p = first; i < count; i++, p += period)
-            _mm512_mask_storeu_ps(to + i * period * width, store, load_f32(data + opq_pack_k(s, p) * bytes, from, load));
-        return;
-    }
-    for (int64_t i = 0, p = first; i < count; i++, p += period) {
-        const char *at = data + opq_pack_k(s, p) * bytes;
-        __m512 value = load_f32(at, from, load), high = load_f32(at + 16 * bytes, from, more);
-        _mm512_mask_storeu_ps(to + i * period * width, store, _mm512_permutex2var_ps(value, even, high));
+    for (int64_t i = 0; i < count; i++) {
+        const char *at = data + opq_pack_k(s, first + i) * bytes;
+        __m512 value = load_f32(at, from, load);
+        if (move->apart)
+            value = _mm512_permutex2var_ps(value, even, load_f32(at + 16 * bytes, from, more));
+        _mm512_mask_storeu_ps(to + i * width, store, value);
     }
 }
 
-/* Some rows at a time, and of those each move for all rows that it makes: its masks stay in registers. */
-INLINE void copy_moves(const opq_pack_source *s, opq_dtype from, int64_t k, const opq_pack_move *moves,
-                       const int *first, int period, int width, float *out)
+/* Some rows at a time, and of those each move for all of them: its masks stay in registers. */
+INLINE void copy_moves(const opq_pack_source *s, opq_dtype from, int64_t k, const opq_pack_move *moves, int count,
+                       int width, float *out)
 {
-    int64_t step = (MOVED_ROWS / period + 1) * period;
-    for (int64_t begin = 0; begin < k; begin += step) {
-        int64_t rows = k - begin < step ? k - begin : step;
-        for (int p = 0; p < period && p < rows; p++)
-            for (int m = first[p]; m < first[p + 1]; m++)
-                copy_move(s, from, begin + p, (rows - p - 1) / period + 1, period, &moves[m], width, out);
-    }
+    for (int64_t first = 0; first < k; first += MOVED_ROWS)
+        for (int m = 0; m < count; m++)
+            copy_move(s, from, first, k - first < MOVED_ROWS ? k - first : MOVED_ROWS, &moves[m], width, out);
 }
 
-AVX512 bool opq_pack_moves_avx512(const opq_pack_source *s, int64_t k, const opq_pack_move *moves, const int *first,
-                                  int period, int width, float *out)
+AVX512 bool opq_pack_moves_avx512(const opq_pack_source *s, int64_t k, const opq_pack_move *moves, int count, int width,
+                                  float *out)
 {
+    if (s->to != OPQ_f32)
+        return false;
     if (s->from == OPQ_f32)
-        copy_moves(s, OPQ_f32, k, moves, first, period, width, out);
+        copy_moves(s, OPQ_f32, k, moves, count, width, out);
     else if (s->from == OPQ_bf16)
-        copy_moves(s, OPQ_bf16, k, moves, first, period, width, out);
+        copy_moves(s, OPQ_bf16, k, moves, count, width, out);
     else if (s->from == OPQ_f16)
-        copy_moves(s, OPQ_f16, k, moves, first, period, width, out);
+        copy_moves(s, OPQ_f16, k, moves, count, width, out);
     else
         return false;
     return true;

@@ -46,7 +46,6 @@ static void pack_narrow_plain(bool avx512, const opq_pack_source *s, int64_t k, 
     for (int64_t i = 0; i < k; i += STRIP) {
         int64_t count = k - i < STRIP ? k - i : STRIP, more = (word - count % word) % word;
         opq_pack_source part = opq_pack_part_of(s, i, 0);
-        part.period = 0;
         part.to = OPQ_f32;
         opq_pack_panel(avx512, &part, count, across, width, rows);
         memset(rows + count * width, 0, (size_t)(more * width) * sizeof *rows);

@@ -30,9 +30,8 @@ static bool packs_alike(const gemm_run *x, const gemm_run *y)
 {
     const opq_matrix *a = &x->call.a, *b = &y->call.a;
     return gemm_packs_a(x) && gemm_packs_a(y) && a->data == b->data && a->dtype == b->dtype &&
-           a->row_stride == b->row_stride && a->column_stride == b->column_stride &&
-           a->batch_stride == b->batch_stride && a->rows == b->rows && a->columns == b->columns &&
-           a->guard_count == 0 && b->guard_count == 0 && x->call.dtype == y->call.dtype && x->rule == y->rule &&
+           a->row_stride == b->row_stride && a->column_stride == b->column_stride && a->batch_stride == b->batch_stride &&
+           a->rows == b->rows && a->columns == b->columns && x->call.dtype == y->call.dtype && x->rule == y->rule &&
            x->call.batch == y->call.batch && x->call.m == y->call.m && x->call.k == y->call.k &&
            x->row_panels == y->row_panels && x->k_block == y->k_block;
 }

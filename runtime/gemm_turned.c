@@ -64,12 +64,6 @@ opq_matrix gemm_transposed(const opq_matrix *m)
     turned.column_stride = m->row_stride;
     turned.rows = m->columns;
     turned.columns = m->rows;
-    turned.padded_rows = m->padded_columns;
-    turned.padded_columns = m->padded_rows;
-    for (int g = 0; g < m->guard_count; g++) {
-        turned.guard[g].rows = m->guard[g].columns;
-        turned.guard[g].columns = m->guard[g].rows;
-    }
     return turned;
 }
 
