@@ -10,9 +10,8 @@
  */
 #include "codegen_llvm/cpu.h"
 #include "runtime/gemm.h"
-#include "runtime/gemm_few.h"
 #include "runtime/gemm_internal.h"
-#include "runtime/gemm_pack.h"
+#include "runtime/gemm_isa.h"
 #include "runtime/parallel.h"
 
 #include <string.h>
@@ -30,6 +29,11 @@ opq_status gemm_kernel_find(opq_gemm *gemm, opq_gemm_element element, opq_gemm_l
 }
 
 /* ---- plan */
+
+const opq_gemm_isa *gemm_isa(const struct opq_cpu *cpu)
+{
+    return opq_gemm_vector_bytes(cpu) == opq_gemm_avx512.vector_bytes ? &opq_gemm_avx512 : &opq_gemm_avx2;
+}
 
 static opq_dtype sums_of(opq_dtype packed) { return packed == OPQ_bf16 || packed == OPQ_i8 ? OPQ_f32 : packed; }
 
@@ -56,9 +60,8 @@ static gemm_run run_make(opq_gemm *gemm, const opq_gemm_call *call)
     run.terms = call->k;
     run.call.k = steps_of(run.rule, call->k);
     run.call.packed_k = steps_of(run.rule, call->packed_k);
-    int bytes = opq_gemm_vector_bytes(run.cpu);
-    run.avx512 = bytes == 64;
-    run.lanes = bytes / run.element_bytes;
+    run.isa = gemm_isa(run.cpu);
+    run.lanes = run.isa->vector_bytes / run.element_bytes;
     run.panel = OPQ_GEMM_PANEL_VECTORS * run.lanes;
     return run;
 }

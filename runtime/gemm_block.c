@@ -7,9 +7,8 @@
  *           row panel: kernel                    the sums continue from c: still one chain per element
  */
 #include "codegen_llvm/cpu.h"
-#include "runtime/gemm_few.h"
 #include "runtime/gemm_internal.h"
-#include "runtime/gemm_pack.h"
+#include "runtime/gemm_isa.h"
 
 #include <immintrin.h>
 #include <string.h>
@@ -88,7 +87,7 @@ void gemm_pack_a(const gemm_run *run, int64_t batch, int64_t region_first, int64
             int64_t row = gemm_row(run, p), height = gemm_row(run, p + 1) - row;
             source = pack_source(run, true, batch, from, row);
             source.run_lengths = lengths;
-            opq_gemm_pack(run->avx512, &source, terms, gemm_row(run, end) - row, (int)height,
+            opq_gemm_pack(run->isa, &source, terms, gemm_row(run, end) - row, (int)height,
                           out + (k0 * rows + (row - base) * k) * run->element_bytes, k * height * run->element_bytes);
         }
     }
@@ -101,7 +100,7 @@ void gemm_pack_b_panels(const gemm_run *run, int64_t batch, int64_t first, int64
     int64_t terms = gemm_terms(run, &k0, k);
     opq_pack_source source = pack_source(run, false, batch, k0, column);
     if (k > 0 && columns > 0)
-        opq_gemm_pack(run->avx512, &source, terms, columns, run->panel, out, panel_stride);
+        opq_gemm_pack(run->isa, &source, terms, columns, run->panel, out, panel_stride);
     for (int64_t p = first; p < last && run->rule == GEMM_QUADS; p++, out += panel_stride)
         opq_pack_start_avx512(out, k, run->panel);
 }
@@ -289,7 +288,7 @@ static void run_few_rows(block *w, int64_t column, int64_t columns, char *c, int
     /* One row from memory: half as many columns at once, so that half as much lies between what is read and what is fetched, is 6 % faster on
      * Zen 4. */
     bool half = call->m == 1 && !work.near;
-    (run->avx512 && !half ? opq_gemm_few_rows_avx512 : opq_gemm_few_rows_avx2)(&work);
+    (half ? &opq_gemm_avx2 : run->isa)->few_rows(&work);
 }
 
 static opq_status run_group(block *w, int64_t first, int64_t last)

@@ -43,7 +43,7 @@ typedef enum gemm_rule {
 typedef struct gemm_run {
     opq_gemm *gemm;
     const struct opq_cpu *cpu;
-    bool avx512;
+    const struct opq_gemm_isa *isa;
     opq_gemm_call call; /* k and packed_k as the rule has them */
     gemm_rule rule;
     int64_t terms;                  /* what k is in the operands */
@@ -162,6 +162,7 @@ static inline int64_t gemm_block_count(const gemm_run *run)
 /* Computes blocks [begin, end) of all runs, one run after the other. */
 void gemm_blocks(void *set, int64_t begin, int64_t end);
 
+const struct opq_gemm_isa *gemm_isa(const struct opq_cpu *cpu);
 /* gemm.c: calls with the same m and k, at once. */
 opq_status gemm_run_regions(opq_gemm *gemm, const opq_gemm_call *calls, int count) OPQ_MUST_CHECK;
 

@@ -1,5 +1,5 @@
 /* The plain way to pack, and the choice of the fast ones. */
-#include "runtime/gemm_pack.h"
+#include "runtime/gemm_isa.h"
 
 #include <string.h>
 
@@ -33,8 +33,7 @@ static void pack_panel_plain(const opq_pack_source *s, int64_t k, int64_t across
 
 /* ---- windows: what lies at no stride */
 
-enum { RUNS_MAX = 2 * 64 / 4 };
-_Static_assert(OPQ_PACK_MOVES_MAX >= RUNS_MAX + 4, "a run takes one move, or one more for each vector");
+enum { RUNS_MAX = 2 * 64 / 4, MOVES_MAX = RUNS_MAX + 4 }; /* a run takes one move, or one more for each vector */
 enum { TRANSPOSE_COST = 6, ELEMENT_COST = 4 }; /* cycles: of a row of a square of vectors; of an element by itself */
 
 /* Neighbours across that lie at one stride: elements [first, first + count) of a row, `stride` apart, the first one at `offset`. */
@@ -108,43 +107,38 @@ static int find_moves(const run *runs, int count, int lanes, opq_pack_move *out_
 }
 
 /* Row by row, or where elements along k lie side by side, from these by transposition. */
-static bool pack_window(bool avx512, const opq_pack_source *s, int64_t k, int64_t across, int width, void *out)
+static bool pack_window(const opq_gemm_isa *isa, const opq_pack_source *s, int64_t k, int64_t across, int width, void *out)
 {
     run runs[RUNS_MAX];
-    opq_pack_move moves[OPQ_PACK_MOVES_MAX];
+    opq_pack_move moves[MOVES_MAX];
     const int32_t *known = s->run_lengths;
-    int lanes = avx512 ? 16 : 8, squares = (width + lanes - 1) / lanes;
+    int lanes = isa->vector_bytes / opq_dtype_bytes(s->to), squares = (width + lanes - 1) / lanes;
     int64_t first = known ? known[0] : run_along_k(s, 0, k < lanes ? k : lanes);
     first = first < lanes ? first : lanes;
     int count = find_runs(s, across, runs);
     if (row_cost(runs, count) <= TRANSPOSE_COST * lanes * squares / first)
-        return (avx512 ? opq_pack_moves_avx512
-                       : opq_pack_moves_avx2)(s, k, moves, find_moves(runs, count, lanes, moves), width, out);
+        return isa->moves(s, k, moves, find_moves(runs, count, lanes, moves), width, out);
     for (int64_t i = 0, length; i < k; i += length) {
         opq_pack_source part = *s;
         length = known ? *known++ : run_along_k(s, i, k);
         part.data = opq_pack_at(s->data, s->from, opq_pack_k(s, i));
         part.k_stride = 1;
         part.k_at = NULL;
-        if (!(avx512 ? opq_pack_panel_avx512 : opq_pack_panel_avx2)(&part, length, across, width,
-                                                                    (char *)out + i * width * opq_dtype_bytes(s->to)))
+        if (!isa->panel(&part, length, across, width, (char *)out + i * width * opq_dtype_bytes(s->to)))
             return false;
     }
     return true;
 }
 
-void opq_pack_panel(bool avx512, const opq_pack_source *s, int64_t k, int64_t across, int width, void *out)
+void opq_pack_panel(const opq_gemm_isa *isa, const opq_pack_source *s, int64_t k, int64_t across, int width, void *out)
 {
-    bool done = s->k_at || s->across_at
-                    ? pack_window(avx512, s, k, across, width, out)
-                    : (avx512 ? opq_pack_panel_avx512 : opq_pack_panel_avx2)(s, k, across, width, out);
+    bool done =
+        s->k_at || s->across_at ? pack_window(isa, s, k, across, width, out) : isa->panel(s, k, across, width, out);
     if (!done)
         pack_panel_plain(s, k, across, width, out);
 }
 
 /* ---- all of them */
-
-enum { STRIP_AVX2 = 16, STRIP_AVX512 = 32 };
 
 opq_pack_source opq_pack_part_of(const opq_pack_source *s, int64_t i, int64_t j)
 {
@@ -171,7 +165,7 @@ static void swap_rows(int64_t k, int width, float *rows)
 
 /* Rows some KiB apart are in the same sets of L1, which drop a line before the next panel asks for the rest of it if more of a strip's rows are
  * in a set than it has ways. Then some panels' part of the strip is copied first: 1.2 to 2.1 times as fast on Zen 4. */
-enum { WAY_BYTES = 4096, WAYS = 8, STAGE_BYTES = 512, STAGE_STEP = STAGE_BYTES + 64 };
+enum { STRIP_MAX = 32, WAY_BYTES = 4096, WAYS = 8, STAGE_BYTES = 512, STAGE_STEP = STAGE_BYTES + 64 };
 
 static bool is_crowded(const opq_pack_source *s, int width, int64_t strip)
 {
@@ -191,13 +185,14 @@ static void fill_stage(const opq_pack_source *s, int64_t rows, int64_t across, c
     }
 }
 
-static void pack_part(bool avx512, const opq_pack_source *part, int64_t rows, int64_t columns, int width, void *to)
+static void pack_part(const opq_gemm_isa *isa, const opq_pack_source *part, int64_t rows, int64_t columns, int width,
+                      void *to)
 {
     int64_t each = part->word ? part->word : 1;
     if (part->word || part->to == OPQ_i8)
-        opq_pack_narrow(avx512, part, rows, columns, width, to);
+        opq_pack_narrow(isa, part, rows, columns, width, to);
     else
-        opq_pack_panel(avx512, part, rows, columns, width, to);
+        opq_pack_panel(isa, part, rows, columns, width, to);
     if (part->swapped)
         swap_rows(rows, width, to);
     for (int64_t w = 0; part->unsigned_bytes && w < (rows + each - 1) / each * width; w++)
@@ -206,14 +201,14 @@ static void pack_part(bool avx512, const opq_pack_source *part, int64_t rows, in
 
 /* Rows of k that all panels take before the next ones where neighbours across lie side by side: a page, or a line of the cache, is visited
  * once, not once per panel. So few that their lines stay in L1, whatever their stride. An even number of rows. */
-void opq_gemm_pack(bool avx512, const opq_pack_source *source, int64_t k, int64_t across, int width, void *out,
-                   int64_t panel_stride)
+void opq_gemm_pack(const opq_gemm_isa *isa, const opq_pack_source *source, int64_t k, int64_t across, int width,
+                   void *out, int64_t panel_stride)
 {
     int64_t row_bytes = (int64_t)width * opq_dtype_bytes(source->to), each = source->word ? source->word : 1;
     bool strips = source->across_stride == 1 && across > width && !source->run_lengths;
-    int64_t step = !strips ? k : avx512 ? STRIP_AVX512 : STRIP_AVX2;
+    int64_t step = strips ? isa->vector_bytes / 2 : k;
     bool crowded = strips && is_crowded(source, width, step);
-    char stage[STRIP_AVX512 * STAGE_STEP];
+    char stage[STRIP_MAX * STAGE_STEP];
     int64_t bytes = opq_dtype_bytes(source->from), staged = STAGE_BYTES / (width * bytes) * width; /* across */
     for (int64_t i = 0; i < k; i += step)
         for (int64_t j = 0, panel = 0; j < across; j += width, panel++) {
@@ -225,6 +220,6 @@ void opq_gemm_pack(bool avx512, const opq_pack_source *source, int64_t k, int64_
                 part.data = stage + j % staged * bytes;
                 part.k_stride = STAGE_STEP / bytes;
             }
-            pack_part(avx512, &part, rows, columns, width, (char *)out + panel * panel_stride + i / each * row_bytes);
+            pack_part(isa, &part, rows, columns, width, (char *)out + panel * panel_stride + i / each * row_bytes);
         }
 }

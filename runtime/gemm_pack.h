@@ -9,8 +9,13 @@
 
 #include "graph/graph.h"
 
-/* As opq_dtype_bytes; f64 is packed by other loops. Inlined: `from` is a literal where it counts. */
-static inline int64_t opq_pack_bytes(opq_dtype from) { return from == OPQ_f32 ? 4 : from == OPQ_i8 ? 1 : 2; }
+typedef struct opq_gemm_isa opq_gemm_isa; /* gemm_isa.h */
+
+/* As opq_dtype_bytes. Inlined: `from` is a literal where it counts. */
+static inline int64_t opq_pack_bytes(opq_dtype from)
+{
+    return from == OPQ_f64 ? 8 : from == OPQ_f32 ? 4 : from == OPQ_i8 ? 1 : 2;
+}
 
 /* Part of an operand. Strides count elements of `from`. */
 typedef struct opq_pack_source {
@@ -28,8 +33,8 @@ typedef struct opq_pack_source {
  * partial: what its rows have left over is unspecified. `width` is two vectors of the instruction set, or at most that with
  * across == width.
  * Reads nothing before the first or behind the last of the k x across elements and writes nothing outside the panels. k, across >= 1. */
-void opq_gemm_pack(bool avx512, const opq_pack_source *source, int64_t k, int64_t across, int width, void *out,
-                   int64_t panel_stride);
+void opq_gemm_pack(const opq_gemm_isa *isa, const opq_pack_source *source, int64_t k, int64_t across, int width,
+                   void *out, int64_t panel_stride);
 
 /* Of k elements: for panels that share them. At most `most` runs; false: there are more. */
 bool opq_pack_find_runs(const opq_pack_source *source, int64_t k, int32_t *out_lengths, int most);
@@ -37,33 +42,11 @@ bool opq_pack_find_runs(const opq_pack_source *source, int64_t k, int32_t *out_l
 /* The same from row i of k and neighbour j on. */
 opq_pack_source opq_pack_part_of(const opq_pack_source *source, int64_t i, int64_t j);
 /* One panel: numbers, or words and what is narrower than f32. */
-void opq_pack_panel(bool avx512, const opq_pack_source *source, int64_t k, int64_t across, int width, void *out);
-void opq_pack_narrow(bool avx512, const opq_pack_source *source, int64_t k, int64_t across, int width, char *out);
+void opq_pack_panel(const opq_gemm_isa *isa, const opq_pack_source *source, int64_t k, int64_t across, int width,
+                    void *out);
+void opq_pack_narrow(const opq_gemm_isa *isa, const opq_pack_source *source, int64_t k, int64_t across, int width,
+                     char *out);
 
-/* One panel with `across` <= width elements per row, by instruction set. False if source's strides or dtypes have no fast way. */
-bool opq_pack_panel_avx512(const opq_pack_source *source, int64_t k, int64_t across, int width, void *out);
-/* Of pairs: whole ones, and one of an odd last k where neighbours across lie side by side. */
-bool opq_pack_pairs_avx512(const opq_pack_source *source, int64_t k, int64_t across, int width, uint32_t *out);
-/* Of words of four i8 that lie side by side along k. */
-bool opq_pack_quads_avx512(const opq_pack_source *source, int64_t k, int64_t across, int width, uint32_t *out);
-/* Behind k rows of such words: what sums begin with, so that 128 more in each byte on the left adds nothing. Needs AVX512_VNNI. */
-void opq_pack_start_avx512(void *panel, int64_t k, int width);
-bool opq_pack_panel_avx2(const opq_pack_source *source, int64_t k, int64_t across, int width, void *out);
-/* rows x columns elements, rows ld elements apart, become columns x rows. */
-void opq_turn_avx2(const float *from, int64_t ld, int64_t rows, int64_t columns, float *to, int64_t to_ld);
-enum { OPQ_PACK_MOVES_MAX = 36 }; /* of a row */
-/* A vector of a row: `count` elements from `from` on (of the source, counted from where the row begins), every one or every second, go to
- * `to`. */
-typedef struct opq_pack_move {
-    int64_t from;
-    int32_t to, count;
-    bool apart;
-} opq_pack_move;
-/* k rows of `width`, all made by these moves in ascending order. False: another dtype than to f32. */
-bool opq_pack_moves_avx512(const opq_pack_source *source, int64_t k, const opq_pack_move *moves, int count, int width,
-                           float *out);
-bool opq_pack_moves_avx2(const opq_pack_source *source, int64_t k, const opq_pack_move *moves, int count, int width,
-                         float *out);
 static inline int64_t opq_pack_k(const opq_pack_source *s, int64_t k) { return s->k_at ? s->k_at[k] : k * s->k_stride; }
 static inline int64_t opq_pack_across(const opq_pack_source *s, int64_t j)
 {

@@ -2,32 +2,14 @@
  * it; and where the right operand is a window, which is read in place as a left one (gemm_window.c). What it gives is turned back tile by tile.
  */
 #include "runtime/gemm_internal.h"
-#include "runtime/gemm_pack.h"
+#include "runtime/gemm_isa.h"
 
-#include <string.h>
-
-enum { TURNED_BYTES = 192 * 128 }; /* of a tile's columns, two vectors */
+enum { TURNED_BYTES = 192 * 128 }; /* of a tile's columns, at least two vectors */
 
 typedef struct turned_call {
     const opq_gemm_call *call;
-    int width; /* columns that are turned at a time: two vectors */
-    bool avx512;
+    const opq_gemm_isa *isa;
 } turned_call;
-
-/* Columns [row, row + rows) of what the caller wants are there, as rows. */
-static void give_turned(const turned_call *t, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns,
-                        const void *tile, int64_t ld)
-{
-    const opq_gemm_call *call = t->call;
-    if (call->tile) {
-        call->tile(call->tile_data, batch, row, rows, column, columns, tile, ld);
-        return;
-    }
-    int64_t bytes = opq_dtype_bytes(call->dtype);
-    char *c = (char *)call->c + (batch * call->c_batch_stride + row * call->c_row_stride + column) * bytes;
-    for (int64_t i = 0; i < rows; i++)
-        memcpy(c + i * call->c_row_stride * bytes, (const char *)tile + i * ld * bytes, (size_t)(columns * bytes));
-}
 
 static void turned_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns,
                         const void *tile, int64_t ld)
@@ -35,24 +17,18 @@ static void turned_tile(void *data, int64_t batch, int64_t row, int64_t rows, in
     const turned_call *t = data;
     const opq_gemm_call *call = t->call;
     _Alignas(64) char turned[TURNED_BYTES];
-    opq_dtype dtype = call->dtype == OPQ_i32 ? OPQ_f32 : call->dtype; /* bits are moved */
-    opq_pack_source source = {.from = dtype, .to = dtype, .k_stride = 1, .across_stride = ld};
-    bool fast = dtype == OPQ_f32 && !t->avx512; /* any number of columns at a time, and straight to where they shall be */
-    int64_t width = fast ? TURNED_BYTES / 4 / columns / 8 * 8 : t->width;
-    if (rows == 1) {
-        give_turned(t, batch, column, columns, row, 1, tile, 1);
-    } else if (fast && !call->tile) {
-        float *c = (float *)call->c + batch * call->c_batch_stride + column * call->c_row_stride + row;
-        opq_turn_avx2(tile, ld, rows, columns, c, call->c_row_stride);
+    int bytes = opq_dtype_bytes(call->dtype);
+    int64_t most = TURNED_BYTES / bytes / columns / 16 * 16;
+    if (!call->tile) {
+        char *c = (char *)call->c + (batch * call->c_batch_stride + column * call->c_row_stride + row) * bytes;
+        t->isa->turn(bytes, tile, ld, rows, columns, c, call->c_row_stride);
+    } else if (rows == 1) {
+        call->tile(call->tile_data, batch, column, columns, row, 1, tile, 1);
     } else {
-        for (int64_t i = 0; i < rows; i += width) {
-            int64_t count = gemm_min(width, rows - i);
-            source.data = (const char *)tile + i * ld * opq_dtype_bytes(call->dtype);
-            if (fast)
-                opq_turn_avx2(source.data, ld, count, columns, (float *)turned, width);
-            else
-                opq_gemm_pack(t->avx512, &source, columns, count, t->width, turned, 0);
-            give_turned(t, batch, column, columns, row + i, count, turned, width);
+        for (int64_t i = 0; i < rows; i += most) {
+            int64_t count = gemm_min(most, rows - i);
+            t->isa->turn(bytes, (const char *)tile + i * ld * bytes, ld, count, columns, turned, count);
+            call->tile(call->tile_data, batch, column, columns, row + i, count, turned, count);
         }
     }
 }
@@ -92,8 +68,7 @@ bool gemm_is_turned(const opq_gemm_call *call)
 opq_status gemm_run_turned(opq_gemm *gemm, const struct opq_cpu *cpu, const opq_gemm_call *call)
 {
     opq_gemm_call turned = *call;
-    int vector = opq_gemm_vector_bytes(cpu);
-    turned_call data = {call, OPQ_GEMM_PANEL_VECTORS * vector / opq_dtype_bytes(call->dtype), vector == 64};
+    turned_call data = {call, gemm_isa(cpu)};
     turned.m = call->n;
     turned.n = call->m;
     turned.a = gemm_transposed(&call->b);

@@ -6,7 +6,6 @@
  *   its weights     [window x positions] x [positions x channels out], likewise
  */
 #include "codegen_llvm/cpu.h"
-#include "runtime/gemm_avx2.h"
 #include "runtime/gemm_internal.h"
 #include "runtime/gemm_pack.h"
 
@@ -59,7 +58,9 @@ int64_t gemm_window_bytes(const gemm_run *run)
 }
 
 /* Short rows: no call is made. */
-INLINE void zero_bytes(char *to, int64_t bytes)
+#define AVX2 __attribute__((target("avx2")))
+
+AVX2 static inline void zero_bytes(char *to, int64_t bytes)
 {
     for (; bytes >= 4; bytes -= 4, to += 4)
         memset(to, 0, 4);
@@ -69,7 +70,7 @@ INLINE void zero_bytes(char *to, int64_t bytes)
         to[bytes & 2] = 0;
 }
 
-INLINE void copy_bytes(char *to, const char *from, int64_t bytes)
+AVX2 static inline void copy_bytes(char *to, const char *from, int64_t bytes)
 {
     int64_t i = 0;
     for (; i + 32 <= bytes; i += 32)
