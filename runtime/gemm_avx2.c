@@ -7,16 +7,8 @@
 #define ISA __attribute__((target("avx2,fma,f16c")))
 #define INLINE static inline __attribute__((always_inline)) ISA
 #define MASK int64_t
-enum {
-    WHOLE_ROWS_f32 = 1,
-    WHOLE_ROWS_f64 = 0,
-    WHOLE_BLOCKS = 1,
-    MOVED_ROWS = 16,
-    TURNED = 2,
-    AHEAD = 64,
-    ROWS_AHEAD_f32 = 0,
-    ROWS_AHEAD_f64 = 0
-};
+/* Stores over the start of the next row pay for f32, and whole blocks without counts; two vectors are a line. */
+enum { WHOLE_ROWS_f32 = 1, WHOLE_ROWS_f64 = 0, WHOLE_BLOCKS = 1, TURNED = 2 };
 
 INLINE int64_t first_f32(int64_t count) { return count < 0 ? 0 : count > 8 ? 8 : count; }
 INLINE int64_t first_f64(int64_t count) { return count < 0 ? 0 : count > 4 ? 4 : count; }

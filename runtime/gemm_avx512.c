@@ -6,18 +6,7 @@
 #define ISA __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,fma,f16c")))
 #define INLINE static inline __attribute__((always_inline)) ISA
 #define MASK __mmask16
-/* Elements to prefetch ahead along a row that is read 64 bytes at a time; rows of k: hardware does not follow short runs a row apart; rows of
- * a window that are made together: they stay in L1. */
-enum {
-    WHOLE_ROWS_f32 = 0,
-    WHOLE_ROWS_f64 = 0,
-    WHOLE_BLOCKS = 0,
-    TURNED = 1,
-    AHEAD = 64,
-    ROWS_AHEAD_f32 = 32,
-    ROWS_AHEAD_f64 = 0,
-    MOVED_ROWS = 128
-};
+enum { WHOLE_ROWS_f32 = 0, WHOLE_ROWS_f64 = 0, WHOLE_BLOCKS = 0, TURNED = 1 };
 
 INLINE __mmask16 mask_of(int64_t count, int lanes)
 {
@@ -151,8 +140,8 @@ INLINE void join_rows(const opq_pack_source *s, int64_t k, int64_t across, int w
     int64_t bytes = s->k_stride * 2;
     for (int64_t p = 0; p < k; p += 2, row += 2 * bytes, out += width) {
         bool both = p + 1 < k;
-        _mm_prefetch(row + ROWS_AHEAD_f32 * bytes, _MM_HINT_T0);
-        _mm_prefetch(row + (ROWS_AHEAD_f32 + 1) * bytes, _MM_HINT_T0);
+        _mm_prefetch(row + s->target->pack_rows_ahead * bytes, _MM_HINT_T0);
+        _mm_prefetch(row + (s->target->pack_rows_ahead + 1) * bytes, _MM_HINT_T0);
         _mm512_mask_storeu_epi32(out, store0, load_pairs(row, row + bytes, load0, both));
         if (store1)
             _mm512_mask_storeu_epi32(out + 16, store1, load_pairs(row + 32, row + bytes + 32, load1, both));

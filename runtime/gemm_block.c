@@ -64,6 +64,7 @@ static opq_pack_source pack_source(const gemm_run *run, bool left, int64_t batch
         .across_stride = across_stride,
         .k_at = k_at ? k_at + k : NULL,
         .across_at = across_at ? across_at + across : NULL,
+        .target = &run->cpu->target->gemm,
     };
     return source;
 }
@@ -157,8 +158,8 @@ static right_view right_of(const block *w, int64_t first, int64_t last, int64_t 
     if (run->call.packed_b)
         return (right_view){(const char *)run->call.packed_b + offset, row_bytes, panel_bytes, k0 == 0 ? start : 0};
     if (run->shared_b)
-        return (right_view){run->shared_b + w->batch * run->column_panels * panel_bytes + offset, row_bytes,
-                            panel_bytes, k0 == 0 ? start : 0};
+        return (right_view){run->shared_b + w->batch % gemm_right_count(run) * run->column_panels * panel_bytes + offset,
+                            row_bytes, panel_bytes, k0 == 0 ? start : 0};
     if (run->b_in_place && reads_whole_vectors(run, gemm_min(last * run->panel, run->call.n) - first * run->panel)) {
         const void *data =
             opq_pack_at(b->data, b->dtype, w->batch * b->batch_stride + k0 * b->row_stride + first * run->panel);

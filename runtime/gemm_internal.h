@@ -100,6 +100,8 @@ static inline bool gemm_packs_b(const gemm_run *run)
 {
     return !run->b_in_place && !run->few_rows && !run->call.packed_b;
 }
+/* Right operands in a batch: one that all matrices have is packed once. */
+static inline int64_t gemm_right_count(const gemm_run *run) { return run->call.b.batch_stride ? run->call.batch : 1; }
 /* Elements [*k0, *k0 + the result) of the operands: k of the kernels' from *k0 on. */
 static inline int64_t gemm_terms(const gemm_run *run, int64_t *k0, int64_t k)
 {
@@ -202,9 +204,9 @@ void gemm_pack_shared_a(void *run, int64_t begin, int64_t end);
 void gemm_pack_shared_b(void *run, int64_t begin, int64_t end);
 opq_status gemm_run_set(gemm_set *set) OPQ_MUST_CHECK;
 
-/* Buffers that a thread keeps between calls: for what a call shares, for a block, for what a turned call packs, and for padded copies. 64-byte
+/* Buffers that a thread keeps between calls: for what a call shares, for a block, and for padded copies. 64-byte
  * aligned. NULL: no memory. Release with the same slot. */
-enum { GEMM_SCRATCH_shared, GEMM_SCRATCH_block, GEMM_SCRATCH_turned, GEMM_SCRATCH_padded, GEMM_SCRATCH_COUNT };
+enum { GEMM_SCRATCH_shared, GEMM_SCRATCH_block, GEMM_SCRATCH_padded, GEMM_SCRATCH_COUNT };
 void *gemm_scratch_acquire(int slot, int64_t bytes);
 void gemm_scratch_release(int slot, void *buffer);
 

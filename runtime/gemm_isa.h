@@ -39,7 +39,8 @@ struct opq_gemm_isa {
     /* A panel of words, whole ones, and of pairs one of an odd last k where neighbours across lie side by side. Likewise; NULL: none has. */
     bool (*words)(const opq_pack_source *source, int64_t k, int64_t across, int width, void *out);
     /* rows x columns elements of 4 or 8 bytes, rows ld elements apart, become columns x rows. */
-    void (*turn)(int bytes, const void *from, int64_t ld, int64_t rows, int64_t columns, void *to, int64_t to_ld);
+    void (*turn)(const opq_target_gemm *target, int bytes, const void *from, int64_t ld, int64_t rows, int64_t columns,
+                 void *to, int64_t to_ld);
     void (*few_rows)(const opq_few_rows *work);
 };
 extern const opq_gemm_isa opq_gemm_avx2, opq_gemm_avx512;

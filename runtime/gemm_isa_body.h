@@ -33,9 +33,10 @@ ISA static bool moves(const opq_pack_source *s, int64_t k, const opq_pack_move *
     return false;
 }
 
-ISA static void turn(int bytes, const void *from, int64_t ld, int64_t rows, int64_t columns, void *to, int64_t to_ld)
+ISA static void turn(const opq_target_gemm *target, int bytes, const void *from, int64_t ld, int64_t rows,
+                     int64_t columns, void *to, int64_t to_ld)
 {
-    opq_pack_source source = {.data = from, .k_stride = 1, .across_stride = ld};
+    opq_pack_source source = {.data = from, .k_stride = 1, .across_stride = ld, .target = target};
     if (bytes == 4)
         transpose_panel_f32(&source, OPQ_f32, 4, columns, rows, rows, to, to_ld);
     else

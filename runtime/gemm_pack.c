@@ -34,7 +34,6 @@ static void pack_panel_plain(const opq_pack_source *s, int64_t k, int64_t across
 /* ---- windows: what lies at no stride */
 
 enum { RUNS_MAX = 2 * 64 / 4, MOVES_MAX = RUNS_MAX + 4 }; /* a run takes one move, or one more for each vector */
-enum { TRANSPOSE_COST = 6, ELEMENT_COST = 4 }; /* cycles: of a row of a square of vectors; of an element by itself */
 
 /* Neighbours across that lie at one stride: elements [first, first + count) of a row, `stride` apart, the first one at `offset`. */
 typedef struct run {
@@ -83,11 +82,11 @@ bool opq_pack_find_runs(const opq_pack_source *s, int64_t k, int32_t *out_length
     return true;
 }
 
-static int row_cost(const run *runs, int count)
+static int64_t row_cost(const opq_target_gemm *target, const run *runs, int count)
 {
-    int cost = 0;
+    int64_t cost = 0;
     for (int r = 0; r < count; r++)
-        cost += runs[r].stride == 1 ? 2 : runs[r].stride == 2 ? 4 : ELEMENT_COST * runs[r].count;
+        cost += runs[r].stride == 1 ? 2 : runs[r].stride == 2 ? 4 : target->element_cycles * runs[r].count;
     return cost;
 }
 
@@ -116,7 +115,7 @@ static bool pack_window(const opq_gemm_isa *isa, const opq_pack_source *s, int64
     int64_t first = known ? known[0] : run_along_k(s, 0, k < lanes ? k : lanes);
     first = first < lanes ? first : lanes;
     int count = find_runs(s, across, runs);
-    if (row_cost(runs, count) <= TRANSPOSE_COST * lanes * squares / first)
+    if (row_cost(s->target, runs, count) <= s->target->transpose_cycles * lanes * squares / first)
         return isa->moves(s, k, moves, find_moves(runs, count, lanes, moves), width, out);
     for (int64_t i = 0, length; i < k; i += length) {
         opq_pack_source part = *s;
@@ -164,14 +163,14 @@ static void swap_rows(int64_t k, int width, float *rows)
 }
 
 /* Rows some KiB apart are in the same sets of L1, which drop a line before the next panel asks for the rest of it if more of a strip's rows are
- * in a set than it has ways. Then some panels' part of the strip is copied first: 1.2 to 2.1 times as fast on Zen 4. */
-enum { STRIP_MAX = 32, WAY_BYTES = 4096, WAYS = 8, STAGE_BYTES = 512, STAGE_STEP = STAGE_BYTES + 64 };
+ * in a set than it has ways. Then some panels' part of the strip is copied first. */
+enum { STRIP_MAX = 32, STAGE_BYTES = 512, STAGE_STEP = STAGE_BYTES + 64 };
 
 static bool is_crowded(const opq_pack_source *s, int width, int64_t strip)
 {
     int64_t bytes = opq_dtype_bytes(s->from);
     return !s->k_at && !s->across_at && width * bytes % 64 != 0 && width * bytes <= STAGE_BYTES &&
-           s->k_stride * bytes % (2 * WAYS * WAY_BYTES / strip) == 0;
+           s->k_stride * bytes % (2 * s->target->l1_ways * s->target->l1_way_bytes / strip) == 0;
 }
 
 static void fill_stage(const opq_pack_source *s, int64_t rows, int64_t across, char *stage)
@@ -208,7 +207,7 @@ void opq_gemm_pack(const opq_gemm_isa *isa, const opq_pack_source *source, int64
     bool strips = source->across_stride == 1 && across > width && !source->run_lengths;
     int64_t step = strips ? isa->vector_bytes / 2 : k;
     bool crowded = strips && is_crowded(source, width, step);
-    char stage[STRIP_MAX * STAGE_STEP];
+    _Alignas(64) char stage[STRIP_MAX * STAGE_STEP];
     int64_t bytes = opq_dtype_bytes(source->from), staged = STAGE_BYTES / (width * bytes) * width; /* across */
     for (int64_t i = 0; i < k; i += step)
         for (int64_t j = 0, panel = 0; j < across; j += width, panel++) {

@@ -7,6 +7,7 @@
 #ifndef OPAQUE_RUNTIME_GEMM_PACK_H
 #define OPAQUE_RUNTIME_GEMM_PACK_H
 
+#include "fusion/target.h"
 #include "graph/graph.h"
 
 typedef struct opq_gemm_isa opq_gemm_isa; /* gemm_isa.h */
@@ -26,6 +27,7 @@ typedef struct opq_pack_source {
     int word; /* not 0: a row of a panel has words of so many k, 2 bf16 (to: f32), 2 i16 or 4 i8 (to: i32), zeros where there are none */
     bool unsigned_bytes; /* of i8: each is 128 more */
     bool swapped;        /* to f32: of two k the second one comes first, 0 if it is missing */
+    const opq_target_gemm *target;
     const int32_t *run_lengths; /* of runs of elements side by side along k, from the first on: opq_pack_find_runs; NULL: not known */
 } opq_pack_source;
 

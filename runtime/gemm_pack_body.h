@@ -5,17 +5,17 @@
  * exist are read as copies of the last one, so nothing branches.
  */
 
-/* LANES neighbours, of each k, LANES at most, become rows `ld` apart. `ahead`: a line begins, and one further on is asked for. */
-INLINE void OF(turn_block)(const char *at, const int64_t offset[LANES], opq_dtype from, int64_t k, bool ahead,
-                           MASK lanes, TYPE *to, int64_t ld)
+/* LANES neighbours, of each k, LANES at most, become rows `ld` apart. If a `line` begins here, the one `ahead` bytes behind is asked for. */
+INLINE void OF(turn_block)(const char *at, const int64_t offset[LANES], opq_dtype from, int64_t k, int64_t ahead,
+                           bool line, MASK lanes, TYPE *to, int64_t ld)
 {
     VECTOR r[LANES];
     MASK there = OF(first)(k);
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++) {
         r[i] = OF(load)(at + offset[i], from, there);
-        if (ahead)
-            _mm_prefetch(at + offset[i] + AHEAD * opq_pack_bytes(from), _MM_HINT_T0);
+        if (line)
+            _mm_prefetch(at + offset[i] + ahead, _MM_HINT_T0);
     }
     OF(transpose)(r);
     if (k >= LANES) {
@@ -34,7 +34,7 @@ INLINE void OF(turn_block)(const char *at, const int64_t offset[LANES], opq_dtyp
 INLINE void OF(transpose_panel)(const opq_pack_source *s, opq_dtype from, int64_t unit, int64_t k, int64_t across,
                                 int64_t width, TYPE *out, int64_t ld)
 {
-    int64_t bytes = opq_pack_bytes(from);
+    int64_t bytes = opq_pack_bytes(from), ahead = s->target->pack_ahead * bytes;
     for (int64_t j = 0; j < across; j += TURNED * LANES) {
         int64_t offset[TURNED * LANES];
 #pragma GCC unroll 16
@@ -43,13 +43,15 @@ INLINE void OF(transpose_panel)(const opq_pack_source *s, opq_dtype from, int64_
         for (int64_t p = 0; p < k; p += LANES)
             for (int64_t v = 0; v < TURNED && j + v * LANES < across; v++) {
                 const char *data = (const char *)s->data + p * bytes;
+                const int64_t *neighbours = offset + v * LANES;
                 TYPE *to = out + p * ld + j + v * LANES;
                 int64_t lanes = width - j - v * LANES;
-                bool ahead = LANES * bytes >= 64 || p * bytes % 64 == 0;
-                if (WHOLE_BLOCKS && k - p >= LANES && lanes >= LANES)
-                    OF(turn_block)(data, offset + v * LANES, from, LANES, ahead, OF(first)(LANES), to, ld);
+                if (!WHOLE_BLOCKS || k - p < LANES || lanes < LANES)
+                    OF(turn_block)(data, neighbours, from, k - p, ahead, true, OF(first)(lanes), to, ld);
+                else if (p * bytes % 64 == 0)
+                    OF(turn_block)(data, neighbours, from, LANES, ahead, true, OF(first)(LANES), to, ld);
                 else
-                    OF(turn_block)(data, offset + v * LANES, from, k - p, ahead, OF(first)(lanes), to, ld);
+                    OF(turn_block)(data, neighbours, from, LANES, ahead, false, OF(first)(LANES), to, ld);
             }
     }
 }
@@ -59,17 +61,17 @@ INLINE void OF(copy_rows)(const opq_pack_source *s, opq_dtype from, int64_t firs
                           int width, int vectors, bool whole, TYPE *out)
 {
     int64_t bytes = opq_pack_bytes(from), step = s->k_stride * bytes;
+    int64_t ahead = sizeof(TYPE) == 4 ? s->target->pack_rows_ahead * step : 0;
     MASK load0 = OF(first)(whole ? LANES : across), load1 = OF(first)(whole ? LANES : across - LANES);
     MASK store0 = OF(first)(whole ? LANES : width), store1 = OF(first)(whole ? LANES : width - LANES);
     const char *row = (const char *)s->data + first * step;
     int64_t second = whole || across > LANES ? LANES * bytes : 0;
     out += first * width;
     for (int64_t p = first; p < end; p++, row += step, out += width) {
-        if (OF(ROWS_AHEAD)) {
-            _mm_prefetch(row + OF(ROWS_AHEAD) * step, _MM_HINT_T0);
-            if (second)
-                _mm_prefetch(row + OF(ROWS_AHEAD) * step + second, _MM_HINT_T0);
-        }
+        if (ahead)
+            _mm_prefetch(row + ahead, _MM_HINT_T0);
+        if (ahead && second)
+            _mm_prefetch(row + ahead + second, _MM_HINT_T0);
         OF(store)(out, store0, OF(load)(row, from, load0));
         if (vectors > 1)
             OF(store)(out + LANES, store1, OF(load)(row + second, from, load1));
@@ -94,11 +96,11 @@ INLINE void OF(copy_panel)(const opq_pack_source *s, opq_dtype from, int64_t k, 
 INLINE void OF(copy_moves)(const opq_pack_source *s, opq_dtype from, int64_t k, const opq_pack_move *moves, int count,
                            int width, TYPE *out)
 {
-    int64_t bytes = opq_pack_bytes(from);
-    for (int64_t begin = 0; begin < k; begin += MOVED_ROWS)
+    int64_t bytes = opq_pack_bytes(from), together = s->target->pack_moved_rows;
+    for (int64_t begin = 0; begin < k; begin += together)
         for (int m = 0; m < count; m++) {
             const opq_pack_move move = moves[m];
-            int64_t end = k - begin < MOVED_ROWS ? k : begin + MOVED_ROWS, reach = move.count * (move.apart ? 2 : 1);
+            int64_t end = k - begin < together ? k : begin + together, reach = move.count * (move.apart ? 2 : 1);
             MASK low = OF(first)(move.apart ? reach - 1 : reach), high = OF(first)(reach - 1 - LANES);
             MASK lanes = OF(first)(move.count);
             const char *data = (const char *)s->data + move.from * bytes;

@@ -83,9 +83,13 @@ static int64_t pack_bytes(const opq_pack_source *s, int64_t k, int64_t across, i
     int64_t done = 0;
     if (s->from != OPQ_i8 || s->k_at || s->across_at)
         return 0;
-    if (s->across_stride == 1)
-        for (; done < k; done++)
-            memcpy(out + done * width, opq_pack_at(s->data, OPQ_i8, done * s->k_stride), (size_t)across);
+    for (; s->across_stride == 1 && done < k; done++) {
+        const char *row = opq_pack_at(s->data, OPQ_i8, done * s->k_stride);
+        for (int64_t j = 0; j + 16 <= across; j += 16)
+            memcpy(out + done * width + j, row + j, 16);
+        for (int64_t j = across / 16 * 16; j < across; j++)
+            out[done * width + j] = (int8_t)row[j];
+    }
     for (; s->k_stride == 1 && width % 16 == 0 && done + 16 <= k; done += 16)
         for (int64_t j = 0; j < across; j += 16)
             transpose_bytes(s, done, j, across, out, width);

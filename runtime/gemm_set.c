@@ -63,9 +63,10 @@ static int64_t shared_a_bytes(const gemm_set *set, int r)
 
 static int64_t shared_b_bytes(const gemm_run *run)
 {
-    if (run->row_chunks == 1 || !gemm_packs_b(run))
+    bool several = run->row_chunks > 1 || (gemm_right_count(run) < run->call.batch && !run->call.serial);
+    if (!several || !gemm_packs_b(run))
         return 0;
-    return gemm_ceil(run->call.batch * run->column_panels * gemm_panel_bytes(run, run->call.k), 4096) * 4096;
+    return gemm_ceil(gemm_right_count(run) * run->column_panels * gemm_panel_bytes(run, run->call.k), 4096) * 4096;
 }
 
 static void pack_shared(gemm_set *set, char *shared)
@@ -82,7 +83,7 @@ static void pack_shared(gemm_set *set, char *shared)
             continue;
         run->shared_b = shared;
         groups = gemm_ceil(run->column_panels, run->group_panels);
-        gemm_parallel(run->gemm, run->call.batch * groups, (double)b_bytes, gemm_pack_shared_b, run);
+        gemm_parallel(run->gemm, gemm_right_count(run) * groups, (double)b_bytes, gemm_pack_shared_b, run);
         shared += b_bytes;
     }
 }

@@ -1,6 +1,7 @@
 /* The transposed product: of one column, where each vector would hold one useful element; where a copy of the left operand was made for
  * it; and where the right operand is a window, which is read in place as a left one (gemm_window.c). What it gives is turned back tile by tile.
  */
+#include "codegen_llvm/cpu.h"
 #include "runtime/gemm_internal.h"
 #include "runtime/gemm_isa.h"
 
@@ -8,7 +9,7 @@ enum { TURNED_BYTES = 192 * 128 }; /* of a tile's columns, at least two vectors 
 
 typedef struct turned_call {
     const opq_gemm_call *call;
-    const opq_gemm_isa *isa;
+    const struct opq_cpu *cpu;
 } turned_call;
 
 static void turned_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns,
@@ -17,17 +18,19 @@ static void turned_tile(void *data, int64_t batch, int64_t row, int64_t rows, in
     const turned_call *t = data;
     const opq_gemm_call *call = t->call;
     _Alignas(64) char turned[TURNED_BYTES];
+    const opq_gemm_isa *isa = gemm_isa(t->cpu);
     int bytes = opq_dtype_bytes(call->dtype);
     int64_t most = TURNED_BYTES / bytes / columns / 16 * 16;
     if (!call->tile) {
         char *c = (char *)call->c + (batch * call->c_batch_stride + column * call->c_row_stride + row) * bytes;
-        t->isa->turn(bytes, tile, ld, rows, columns, c, call->c_row_stride);
+        isa->turn(&t->cpu->target->gemm, bytes, tile, ld, rows, columns, c, call->c_row_stride);
     } else if (rows == 1) {
         call->tile(call->tile_data, batch, column, columns, row, 1, tile, 1);
     } else {
         for (int64_t i = 0; i < rows; i += most) {
             int64_t count = gemm_min(most, rows - i);
-            t->isa->turn(bytes, (const char *)tile + i * ld * bytes, ld, count, columns, turned, count);
+            isa->turn(&t->cpu->target->gemm, bytes, (const char *)tile + i * ld * bytes, ld, count, columns, turned,
+                      count);
             call->tile(call->tile_data, batch, column, columns, row + i, count, turned, count);
         }
     }
@@ -43,22 +46,6 @@ opq_matrix gemm_transposed(const opq_matrix *m)
     return turned;
 }
 
-/* What all matrices of the batch share is packed once. */
-static opq_status run_packed(opq_gemm *gemm, opq_gemm_call *turned)
-{
-    opq_dtype to = gemm_packed_as(turned);
-    int64_t bytes = opq_gemm_packed_bytes(gemm, to, turned->k, turned->n);
-    void *packed = gemm_scratch_acquire(GEMM_SCRATCH_turned, bytes);
-    if (!packed)
-        return opq_fail(OPQ_NO_MEMORY, "gemm: no memory for %lld bytes of a packed operand", (long long)bytes);
-    turned->packed_b = packed;
-    opq_status status = opq_gemm_pack_b(gemm, to, &turned->b, turned->k, turned->n, packed);
-    if (status == OPQ_OK)
-        status = gemm_run_regions(gemm, turned, 1);
-    gemm_scratch_release(GEMM_SCRATCH_turned, packed);
-    return status;
-}
-
 bool gemm_is_turned(const opq_gemm_call *call)
 {
     bool can = !call->accumulate && !call->packed_a && !call->packed_b;
@@ -68,7 +55,7 @@ bool gemm_is_turned(const opq_gemm_call *call)
 opq_status gemm_run_turned(opq_gemm *gemm, const struct opq_cpu *cpu, const opq_gemm_call *call)
 {
     opq_gemm_call turned = *call;
-    turned_call data = {call, gemm_isa(cpu)};
+    turned_call data = {call, cpu};
     turned.m = call->n;
     turned.n = call->m;
     turned.a = gemm_transposed(&call->b);
@@ -81,6 +68,5 @@ opq_status gemm_run_turned(opq_gemm *gemm, const struct opq_cpu *cpu, const opq_
         turned.tile = turned_tile;
         turned.tile_data = &data;
     }
-    bool shared = turned.batch > 1 && turned.b.batch_stride == 0 && turned.n > 1 && turned.k > 0;
-    return shared && !turned.packed_b && !turned.serial ? run_packed(gemm, &turned) : gemm_run_regions(gemm, &turned, 1);
+    return gemm_run_regions(gemm, &turned, 1);
 }
