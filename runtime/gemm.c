@@ -297,10 +297,9 @@ static opq_status run_padded(opq_gemm *gemm, const opq_gemm_call *call)
         for (int o = 0; o < 2 && status == OPQ_OK; o++) {
             opq_matrix *x = o == 0 ? &part.a : &part.b;
             x->data = opq_pack_at(x->data, x->dtype, i * x->batch_stride);
-            if (!is_padded(call, o))
-                continue;
-            status = gemm_copy_padded(gemm, part.batch, call->serial, x);
-            copy[o] = status == OPQ_OK ? (void *)x->data : NULL;
+            if (is_padded(call, o))
+                status = gemm_copy_padded(gemm, part.batch, call->serial, o == 0 ? call->m : call->k,
+                                          o == 0 ? call->k : call->n, x, &copy[o]);
         }
         status = status == OPQ_OK ? run(gemm, &part) : status;
         for (int o = 0; o < 2; o++)
@@ -415,14 +414,15 @@ static opq_status pack(opq_gemm *gemm, opq_dtype dtype, bool left, const opq_mat
 {
     opq_gemm_call call = {.dtype = sums_of(dtype), .pairs = dtype == OPQ_bf16, .batch = 1};
     opq_matrix x = *matrix;
+    void *copy = NULL;
     OPQ_TRY(check_packed(dtype, matrix, rows, columns));
     if (rows == 0 || columns == 0)
         return OPQ_OK;
     if (x.padded)
-        OPQ_TRY(gemm_copy_padded(gemm, 1, false, &x));
+        OPQ_TRY(gemm_copy_padded(gemm, 1, false, rows, columns, &x, &copy));
     (left ? pack_left : pack_right)(gemm, &call, &x, rows, columns, out);
-    if (matrix->padded)
-        gemm_scratch_release(GEMM_SCRATCH_padded, (void *)x.data);
+    if (copy)
+        gemm_scratch_release(GEMM_SCRATCH_padded, copy);
     return OPQ_OK;
 }
 

@@ -14,7 +14,6 @@
 #include <string.h>
 
 enum { DEFAULT_CSR = 0x1f80 }; /* all exceptions masked, to nearest even */
-enum { RUNS_MAX = 256 };       /* of elements side by side along k, that are looked for once for all panels */
 
 /* Where one block of k of an operand is; both are empty when k is 0. */
 typedef struct left_view {
@@ -72,22 +71,15 @@ static opq_pack_source pack_source(const gemm_run *run, bool left, int64_t batch
 void gemm_pack_a(const gemm_run *run, int64_t batch, int64_t region_first, int64_t region_last, int64_t first,
                  int64_t last, char *out)
 {
-    const opq_matrix *a = &run->call.a;
     int64_t base = gemm_row(run, region_first), rows = gemm_row(run, region_last) - base;
     int64_t tall = gemm_min(run->call.m % run->row_panels, last), end; /* panels that are a row higher */
     for (int64_t k0 = 0; k0 < run->call.k; k0 += run->k_block) {
         int64_t k = gemm_min(run->k_block, run->call.k - k0);
-        int32_t room[RUNS_MAX], *lengths = NULL;
         int64_t from = k0, terms = gemm_terms(run, &from, k);
-        opq_pack_source source = pack_source(run, true, batch, from, gemm_row(run, first));
-        bool chain = run->rule == GEMM_CHAIN;
-        if (chain && (a->rows || a->columns) && last - first > 1 && opq_pack_find_runs(&source, k, room, RUNS_MAX))
-            lengths = room;
         for (int64_t p = first; p < last; p = end) {
             end = p < tall ? tall : last; /* of like panels */
             int64_t row = gemm_row(run, p), height = gemm_row(run, p + 1) - row;
-            source = pack_source(run, true, batch, from, row);
-            source.run_lengths = lengths;
+            opq_pack_source source = pack_source(run, true, batch, from, row);
             opq_gemm_pack(run->isa, &source, terms, gemm_row(run, end) - row, (int)height,
                           out + (k0 * rows + (row - base) * k) * run->element_bytes, k * height * run->element_bytes);
         }

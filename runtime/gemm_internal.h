@@ -187,8 +187,9 @@ int64_t gemm_window_bytes(const gemm_run *run);
 void gemm_window_begin(const gemm_run *run, int64_t batch, char *room, gemm_window *out_window);
 /* Of one matrix; 0: it has no padding. */
 int64_t gemm_padded_bytes(const opq_matrix *matrix);
-/* So many of them become copies, in a buffer of GEMM_SCRATCH_padded. */
-opq_status gemm_copy_padded(opq_gemm *gemm, int64_t batch, bool serial, opq_matrix *matrix) OPQ_MUST_CHECK;
+/* So many of them, rows x columns, become copies in a buffer of GEMM_SCRATCH_padded, which the caller releases. */
+opq_status gemm_copy_padded(opq_gemm *gemm, int64_t batch, bool serial, int64_t rows, int64_t columns,
+                            opq_matrix *matrix, void **out_copy) OPQ_MUST_CHECK;
 /* Where its elements are for columns [k0, k0 + k). */
 const char *gemm_window_data(const gemm_run *run, int64_t batch, int64_t k0, int64_t k, gemm_window *window);
 

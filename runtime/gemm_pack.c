@@ -71,17 +71,6 @@ static int64_t run_along_k(const opq_pack_source *s, int64_t k, int64_t end)
     return length;
 }
 
-bool opq_pack_find_runs(const opq_pack_source *s, int64_t k, int32_t *out_lengths, int most)
-{
-    int count = 0;
-    for (int64_t i = 0; i < k; i += out_lengths[count++]) {
-        if (count == most)
-            return false;
-        out_lengths[count] = (int32_t)run_along_k(s, i, k);
-    }
-    return true;
-}
-
 static int64_t row_cost(const opq_target_gemm *target, const run *runs, int count)
 {
     int64_t cost = 0;
@@ -110,16 +99,14 @@ static bool pack_window(const opq_gemm_isa *isa, const opq_pack_source *s, int64
 {
     run runs[RUNS_MAX];
     opq_pack_move moves[MOVES_MAX];
-    const int32_t *known = s->run_lengths;
     int lanes = isa->vector_bytes / opq_dtype_bytes(s->to), squares = (width + lanes - 1) / lanes;
-    int64_t first = known ? known[0] : run_along_k(s, 0, k < lanes ? k : lanes);
-    first = first < lanes ? first : lanes;
+    int64_t first = run_along_k(s, 0, k < lanes ? k : lanes);
     int count = find_runs(s, across, runs);
     if (row_cost(s->target, runs, count) <= s->target->transpose_cycles * lanes * squares / first)
         return isa->moves(s, k, moves, find_moves(runs, count, lanes, moves), width, out);
     for (int64_t i = 0, length; i < k; i += length) {
         opq_pack_source part = *s;
-        length = known ? *known++ : run_along_k(s, i, k);
+        length = run_along_k(s, i, k);
         part.data = opq_pack_at(s->data, s->from, opq_pack_k(s, i));
         part.k_stride = 1;
         part.k_at = NULL;
@@ -204,7 +191,7 @@ void opq_gemm_pack(const opq_gemm_isa *isa, const opq_pack_source *source, int64
                    void *out, int64_t panel_stride)
 {
     int64_t row_bytes = (int64_t)width * opq_dtype_bytes(source->to), each = source->word ? source->word : 1;
-    bool strips = source->across_stride == 1 && across > width && !source->run_lengths;
+    bool strips = source->across_stride == 1 && across > width;
     int64_t step = strips ? isa->vector_bytes / 2 : k;
     bool crowded = strips && is_crowded(source, width, step);
     _Alignas(64) char stage[STRIP_MAX * STAGE_STEP];

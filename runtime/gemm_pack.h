@@ -28,7 +28,6 @@ typedef struct opq_pack_source {
     bool unsigned_bytes; /* of i8: each is 128 more */
     bool swapped;        /* to f32: of two k the second one comes first, 0 if it is missing */
     const opq_target_gemm *target;
-    const int32_t *run_lengths; /* of runs of elements side by side along k, from the first on: opq_pack_find_runs; NULL: not known */
 } opq_pack_source;
 
 /* Packs k x `across` elements into panels of `width`, `panel_stride` bytes apart, rows width elements apart. The last panel may be
@@ -37,9 +36,6 @@ typedef struct opq_pack_source {
  * Reads nothing before the first or behind the last of the k x across elements and writes nothing outside the panels. k, across >= 1. */
 void opq_gemm_pack(const opq_gemm_isa *isa, const opq_pack_source *source, int64_t k, int64_t across, int width,
                    void *out, int64_t panel_stride);
-
-/* Of k elements: for panels that share them. At most `most` runs; false: there are more. */
-bool opq_pack_find_runs(const opq_pack_source *source, int64_t k, int32_t *out_lengths, int most);
 
 /* The same from row i of k and neighbour j on. */
 opq_pack_source opq_pack_part_of(const opq_pack_source *source, int64_t i, int64_t j);

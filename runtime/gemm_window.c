@@ -211,7 +211,20 @@ int64_t gemm_padded_bytes(const opq_matrix *x)
     return (x->padded ? x->padded->count : 0) * opq_dtype_bytes(x->dtype);
 }
 
-opq_status gemm_copy_padded(opq_gemm *gemm, int64_t batch, bool serial, opq_matrix *x)
+/* A table of equal steps is a stride. */
+static void straighten(opq_matrix *x, const int64_t **table, int64_t count, int64_t *out_stride)
+{
+    const int64_t *at = *table, step = count > 1 ? at[1] - at[0] : 0;
+    for (int64_t i = 1; i < count; i++)
+        if (at[i] - at[i - 1] != step)
+            return;
+    x->data = opq_pack_at(x->data, x->dtype, at[0]);
+    *out_stride = step;
+    *table = NULL;
+}
+
+opq_status gemm_copy_padded(opq_gemm *gemm, int64_t batch, bool serial, int64_t rows, int64_t columns, opq_matrix *x,
+                            void **out_copy)
 {
     int64_t copies = x->batch_stride ? batch : 1, bytes = copies * gemm_padded_bytes(x);
     whole_copy c = {x, x->padded->rank > 1 ? x->padded->dim[0].count : 1,
@@ -222,8 +235,10 @@ opq_status gemm_copy_padded(opq_gemm *gemm, int64_t batch, bool serial, opq_matr
         copy_whole(&c, 0, copies * c.parts);
     else
         gemm_parallel(gemm, copies * c.parts, (double)bytes, copy_whole, &c);
-    x->data = c.to;
+    x->data = *out_copy = c.to;
     x->batch_stride = x->batch_stride ? x->padded->count : 0;
     x->padded = NULL;
+    straighten(x, &x->rows, rows, &x->row_stride);
+    straighten(x, &x->columns, columns, &x->column_stride);
     return OPQ_OK;
 }
