@@ -90,23 +90,17 @@ static LLVMValueRef fill(const kernel *g, LLVMValueRef scalar)
 
 static LLVMValueRef multiply_add(const kernel *g, LLVMValueRef a, LLVMValueRef b, LLVMValueRef sum)
 {
-    LLVMValueRef args[3] = {a, b, sum};
+    LLVMBuilderRef builder = g->e->builder;
     if (g->halves) {
-        a = LLVMBuildBitCast(g->e->builder, a, g->halves, "");
-        b = LLVMBuildBitCast(g->e->builder, b, g->halves, "");
+        a = LLVMBuildBitCast(builder, a, g->halves, "");
+        b = LLVMBuildBitCast(builder, b, g->halves, "");
     }
-    switch (g->kind) {
-    case OPQ_GEMM_F32:
-    case OPQ_GEMM_F64:
-    case OPQ_GEMM_WIDENED: break;
-    case OPQ_GEMM_PAIRS:
-    case OPQ_GEMM_QUADS: memcpy(args, (LLVMValueRef[]){sum, a, b}, sizeof args); break;
-    case OPQ_GEMM_SHORTS:
-        memcpy(args, (LLVMValueRef[]){a, b}, 2 * sizeof *args);
-        return LLVMBuildAdd(g->e->builder, LLVMBuildCall2(g->e->builder, g->fma_type, g->fma, args, 2, ""), sum, "");
-    case OPQ_GEMM_ELEMENTS: break;
-    }
-    return LLVMBuildCall2(g->e->builder, g->fma_type, g->fma, args, 3, "");
+    if (g->kind == OPQ_GEMM_SHORTS)
+        return LLVMBuildAdd(builder, LLVMBuildCall2(builder, g->fma_type, g->fma, (LLVMValueRef[]){a, b}, 2, ""), sum,
+                            "");
+    bool sum_first = g->kind == OPQ_GEMM_PAIRS || g->kind == OPQ_GEMM_QUADS;
+    LLVMValueRef args[] = {sum_first ? sum : a, sum_first ? a : b, sum_first ? b : sum};
+    return LLVMBuildCall2(builder, g->fma_type, g->fma, args, 3, "");
 }
 
 static const char *fma_name(const kernel *g)

@@ -1,20 +1,20 @@
-/* Operands of a product as an engine takes them: a stride for rows and for columns, or tables where these are several loops, and conditions
- * that say where there is an element.
+/* Operands of a product as an engine takes them: a stride for rows and for columns, or tables where these are several loops, of what is in
+ * memory or of a copy of it with its padding around.
  */
 #include "fusion/contract_state.h"
 
 #include <string.h>
 
-/* `from`, and from there on what loops move by; strides: per variable. */
+/* What loops move by; strides: per variable. */
 static opq_status fill_table(const opq_splitter *s, opq_arena *arena, const int64_t *strides, const opq_axis *loops,
-                             int64_t from, const int64_t **out_table)
+                             const int64_t **out_table)
 {
     int64_t count = opq_contract_extent_of(s, loops), filled = 1;
     int64_t *table = opq_arena_alloc(arena, ((size_t)count + 1) * sizeof *table);
     *out_table = table;
     if (table == NULL)
         return opq_contract_no_memory();
-    table[0] = from;
+    table[0] = 0;
     for (int i = loops->count - 1; i >= 0 && count > 0; i--) {
         int variable = loops->variable[i];
         int64_t extent = s->dims[variable];
@@ -25,60 +25,67 @@ static opq_status fill_table(const opq_splitter *s, opq_arena *arena, const int6
     return OPQ_OK;
 }
 
-/* By what an access moves. */
-static opq_status make_table(const opq_splitter *s, opq_arena *arena, int access, const opq_axis *loops, int64_t from,
-                             const int64_t **out_table)
-{
-    int64_t strides[OPQ_LOOP_MAX];
-    for (int i = 0; i < loops->count; i++)
-        strides[loops->variable[i]] = opq_contract_stride_of(s, access, loops->variable[i]);
-    return fill_table(s, arena, strides, loops, from, out_table);
-}
-
 /* One stride for all loops, or a table. */
-static opq_status bind_axis(const opq_splitter *s, opq_arena *arena, int access, const opq_axis *loops, bool table,
+static opq_status bind_axis(const opq_splitter *s, opq_arena *arena, int access, const opq_axis *loops,
                             int64_t *out_stride, const int64_t **out_offsets)
 {
-    bool as_one = opq_contract_walks_as_one(s, access, loops) && !table;
-    *out_stride = as_one ? opq_contract_stride_of(s, access, loops->variable[loops->count - 1]) : 0;
-    *out_offsets = NULL;
-    return as_one ? OPQ_OK : make_table(s, arena, access, loops, 0, out_offsets);
+    int64_t strides[OPQ_LOOP_MAX];
+    if (opq_contract_walks_as_one(s, access, loops)) {
+        *out_stride = opq_contract_stride_of(s, access, loops->variable[loops->count - 1]);
+        return OPQ_OK;
+    }
+    for (int i = 0; i < loops->count; i++)
+        strides[loops->variable[i]] = opq_contract_stride_of(s, access, loops->variable[i]);
+    return fill_table(s, arena, strides, loops, out_offsets);
 }
 
-/* Conditions joined by `and`: a table each. */
-static opq_status bind_guards(opq_splitter *s, opq_arena *arena, int o, int condition)
+static opq_status bind_strides(const opq_splitter *s, opq_arena *arena, int o)
 {
-    const opq_stmt *stmt = &s->k->stmts[condition];
-    int *count = &s->out->operand[o].guard_count;
-    if (stmt->op == OPQ_OP_bitwise_and) {
-        OPQ_TRY(bind_guards(s, arena, o, stmt->operand[0]));
-        return bind_guards(s, arena, o, stmt->operand[1]);
-    }
-    bool fits = stmt->op == OPQ_STMT_inside && *count < OPQ_MATRIX_GUARD_MAX;
-    for (int b = 0; b < s->batch.count && fits; b++)
-        fits = opq_contract_stride_of(s, stmt->access, s->batch.variable[b]) == 0;
-    if (!fits)
-        return opq_fail(OPQ_UNSUPPORTED, "kernel %s: an operand of its product is no padded matrix", s->k->name);
-    const int64_t *dims = s->dims + opq_dims_of(s->k->rank, stmt->access);
-    s->guard_access[*count] = stmt->access;
-    opq_matrix_guard *guard = &s->out->operand[o].guard[(*count)++];
-    guard->extent = dims[2 + s->k->rank];
-    OPQ_TRY(make_table(s, arena, stmt->access, o == 0 ? &s->m : &s->sum, dims[0], &guard->rows));
-    return make_table(s, arena, stmt->access, o == 0 ? &s->sum : &s->n, 0, &guard->columns);
+    int access = opq_contract_operand_access(s, o);
+    OPQ_TRY(bind_axis(s, arena, access, o == 0 ? &s->m : &s->sum, &s->out->operand[o].row_stride,
+                      &s->out->operand[o].rows));
+    return bind_axis(s, arena, access, o == 0 ? &s->sum : &s->n, &s->out->operand[o].column_stride,
+                     &s->out->operand[o].columns);
 }
 
 /* ---- the copy with its padding */
 
-/* Its elements are used more than once, or it would be better to pack the operand. */
+/* Its elements are used more than once: blocks copy what they need, each for itself. */
 enum { COPIED = 3, USED = 4 };
 
 /* A copy while its dims are found: one for each guard, one for each loop that no guard follows. */
 typedef struct padding {
     opq_padded padded;
     int access, guard_count;
-    int dim_of[OPQ_LOOP_MAX];      /* per variable: its dim, -1 */
-    int64_t step_of[OPQ_LOOP_MAX]; /* and how far it moves there */
+    int guard_access[OPQ_MATRIX_GUARD_MAX]; /* the index that has to be inside */
+    int dim_of[OPQ_LOOP_MAX];               /* per variable: its dim, -1 */
+    int64_t step_of[OPQ_LOOP_MAX];          /* and how far it moves there */
 } padding;
+
+static opq_status refuse(const opq_splitter *s)
+{
+    return opq_fail(OPQ_UNSUPPORTED, "kernel %s: an operand of its product is no padded matrix", s->k->name);
+}
+
+/* Conditions joined by `and`: a dim each. */
+static opq_status add_guards(const opq_splitter *s, int condition, padding *p)
+{
+    const opq_stmt *stmt = &s->k->stmts[condition];
+    if (stmt->op == OPQ_OP_bitwise_and) {
+        OPQ_TRY(add_guards(s, stmt->operand[0], p));
+        return add_guards(s, stmt->operand[1], p);
+    }
+    bool fits = stmt->op == OPQ_STMT_inside && p->guard_count < OPQ_MATRIX_GUARD_MAX;
+    for (int b = 0; b < s->batch.count && fits; b++)
+        fits = opq_contract_stride_of(s, stmt->access, s->batch.variable[b]) == 0;
+    if (!fits)
+        return refuse(s);
+    const int64_t *dims = s->dims + opq_dims_of(s->k->rank, stmt->access);
+    p->guard_access[p->guard_count++] = stmt->access;
+    p->padded.dim[p->padded.rank++] =
+        (struct opq_padded_dim){.first = dims[0], .count = 1, .extent = dims[2 + s->k->rank]};
+    return OPQ_OK;
+}
 
 /* Loops are of one dim each, and move in memory as there. */
 static bool add_loops(const opq_splitter *s, const opq_axis *loops, padding *p)
@@ -87,7 +94,7 @@ static bool add_loops(const opq_splitter *s, const opq_axis *loops, padding *p)
         int variable = loops->variable[i], dim = -1;
         int64_t stride = opq_contract_stride_of(s, p->access, variable), step = 1, count = s->dims[variable];
         for (int g = 0; g < p->guard_count; g++) {
-            int64_t along = opq_contract_stride_of(s, s->guard_access[g], variable);
+            int64_t along = opq_contract_stride_of(s, p->guard_access[g], variable);
             if (along < 0 || (along > 0 && (dim >= 0 || stride % along != 0)))
                 return false;
             if (along > 0) {
@@ -148,30 +155,26 @@ static bool is_summed(const opq_splitter *s, const padding *p, const int64_t *st
     return count == 1 && strides[outermost] >= part;
 }
 
-/* Needs the guards. */
-static opq_status bind_padded(opq_splitter *s, opq_arena *arena, int o)
+static opq_status bind_padded(opq_splitter *s, opq_arena *arena, int o, int condition)
 {
     const opq_axis *rows = o == 0 ? &s->m : &s->sum, *columns = o == 0 ? &s->sum : &s->n;
-    const opq_matrix_guard *guard = s->out->operand[o].guard;
-    padding p = {.access = opq_contract_operand_access(s, o), .guard_count = s->out->operand[o].guard_count};
+    padding p = {.access = opq_contract_operand_access(s, o)};
     int64_t strides[OPQ_LOOP_MAX];
     memset(p.dim_of, 0xff, sizeof p.dim_of);
-    for (int g = 0; g < p.guard_count; g++)
-        p.padded.dim[p.padded.rank++] =
-            (struct opq_padded_dim){.first = guard[g].rows[0], .count = 1, .extent = guard[g].extent};
+    OPQ_TRY(add_guards(s, condition, &p));
     if (!add_loops(s, rows, &p) || !add_loops(s, columns, &p))
-        return OPQ_OK;
+        return refuse(s);
     lay_out(&p, strides);
     p.padded.summed = is_summed(s, &p, strides);
-    if (p.padded.count * USED > opq_contract_extent_of(s, rows) * opq_contract_extent_of(s, columns) * COPIED)
-        return OPQ_OK;
+    p.padded.reused = p.padded.count > 0 && p.padded.count * USED <= opq_contract_extent_of(s, rows) *
+                                                                         opq_contract_extent_of(s, columns) * COPIED;
     opq_padded *padded = opq_arena_alloc(arena, sizeof *padded);
     if (padded == NULL)
         return opq_contract_no_memory();
     *padded = p.padded;
     s->out->operand[o].padded = padded;
-    OPQ_TRY(fill_table(s, arena, strides, rows, 0, &s->out->operand[o].padded_rows));
-    return fill_table(s, arena, strides, columns, 0, &s->out->operand[o].padded_columns);
+    OPQ_TRY(fill_table(s, arena, strides, rows, &s->out->operand[o].rows));
+    return fill_table(s, arena, strides, columns, &s->out->operand[o].columns);
 }
 
 opq_status opq_contract_bind_operand(opq_splitter *s, opq_arena *arena, int o)
@@ -182,14 +185,10 @@ opq_status opq_contract_bind_operand(opq_splitter *s, opq_arena *arena, int o)
     s->out->operand[o].dtype = (opq_dtype)s->k->accesses[access].dtype;
     s->out->operand[o].offset = s->dims[opq_dims_of(s->k->rank, access)];
     int condition = opq_contract_operand_stmt(s, o)->operand[0];
-    OPQ_TRY(bind_axis(s, arena, access, o == 0 ? &s->m : &s->sum, condition >= 0, &s->out->operand[o].row_stride,
-                      &s->out->operand[o].rows));
-    OPQ_TRY(bind_axis(s, arena, access, o == 0 ? &s->sum : &s->n, condition >= 0, &s->out->operand[o].column_stride,
-                      &s->out->operand[o].columns));
-    if (condition >= 0) {
-        OPQ_TRY(bind_guards(s, arena, o, condition));
-        OPQ_TRY(bind_padded(s, arena, o));
-    }
+    if (condition >= 0)
+        OPQ_TRY(bind_padded(s, arena, o, condition));
+    else
+        OPQ_TRY(bind_strides(s, arena, o));
     for (int b = 0; b < s->out->batch_rank; b++)
         s->out->operand[o].batch_stride[b] = opq_contract_stride_of(s, access, s->batch.variable[b]);
     for (int i = 0; i < across->count; i++)

@@ -22,7 +22,6 @@ typedef struct opq_splitter {
     bool *matrix;    /* per access: of an operand, or of a condition of it */
     bool *needed;    /* per statement: by what is stored, besides the product's own */
     opq_access *accesses;
-    int guard_access[OPQ_MATRIX_GUARD_MAX]; /* of the operand whose guards were bound last */
 } opq_splitter;
 
 static inline opq_status opq_contract_no_memory(void)

@@ -200,12 +200,7 @@ opq_status opq_loops_verify(const opq_loops *loops) OPQ_MUST_CHECK;
 /* The same for a verified tree and arguments: every access stays in its buffer (`bytes` of each), what reduces has turns, and no two turns
  * store to one element. Then it runs. */
 opq_status opq_loops_verify_bounds(const opq_loops *loops, const int64_t *dims, const int64_t *bytes) OPQ_MUST_CHECK;
-/* rows[i] + columns[j] of element (i, j) */
-typedef struct opq_matrix_guard {
-    int64_t extent;
-    const int64_t *rows, *columns;
-} opq_matrix_guard;
-/* A dense copy of what an operand with guards looks at, zeros where nothing is: dims from outside in, of which the copy has [first, first +
+/* A dense copy of what an operand with padding looks at, zeros where nothing is: dims from outside in, of which the copy has [first, first +
  * count) and the memory [0, extent), elements `stride` apart. */
 typedef struct opq_padded {
     int rank;
@@ -214,6 +209,7 @@ typedef struct opq_padded {
     } dim[OPQ_LOOP_MAX];
     int64_t offset, count; /* from the operand's offset to where all dims are 0; elements of the copy */
     bool summed;           /* the outermost loop that is summed moves along dim 0, no other does */
+    bool reused;           /* its elements are used more than once */
 } opq_padded;
 /* A tree around one product, as a matrix engine takes it: two matrices in memory, and what is made of each tile of the product. */
 typedef struct opq_contract {
@@ -230,10 +226,7 @@ typedef struct opq_contract {
         opq_dtype dtype;
         int64_t offset, row_stride, column_stride, batch_stride[OPQ_LOOP_MAX];
         const int64_t *rows, *columns; /* where each begins, of what is several loops: NULL, or instead of a stride */
-        int guard_count;               /* then there are both; an element is there if all of these are in [0, extent) */
-        opq_matrix_guard guard[OPQ_MATRIX_GUARD_MAX];
-        const opq_padded *padded;                    /* NULL: no guards, or no such copy is small */
-        const int64_t *padded_rows, *padded_columns; /* where each begins there */
+        const opq_padded *padded;      /* NULL, or both are where they begin in this copy */
     } operand[2];
 } opq_contract;
 /* may_turn: a product of one column may become one of one row, whose left operand is the tree's right one. OPQ_UNSUPPORTED: the product is not one

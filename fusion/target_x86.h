@@ -2,7 +2,7 @@
 #ifndef OPAQUE_FUSION_TARGET_X86_H
 #define OPAQUE_FUSION_TARGET_X86_H
 
-/* Of opq_target, from turn_per_chunk on.
+/* Of opq_target, from turn_per_chunk on, and of its gemm.
  *
  * turn_per_chunk        some tiles in each direction
  * shared_math_weight    some 9 sin or 40 tanh. Below, inlined code is up to a fifth faster (16 sin, 24 tanh) and compiles in some tens of milliseconds;
@@ -14,28 +14,16 @@
  * small_b_bytes         stays in L1
  * small_work            to choose how 16 x 16 is cut took four times as long as that product
  * small_k               a row of the left operand stays in L1
+ * pack_ahead            a line at a time of each row
+ * l1_ways               Zen 4's, fewer than others have. To pack rows some KiB apart, of which more would be in a set, by way of a copy was 1.2 to 2.1
+ *                       times as fast there
  */
-#define OPQ_TARGET_X86_NUMBERS                                                                                         \
-    .turn_per_chunk = 32, .prefetch_bytes = 2048, .shared_math_weight = 600,                                           \
-    .gemm = {                                                                                                          \
-        .turn_fmas = 24,                                                                                               \
-        .rows_in_place = 6,                                                                                            \
-        .rows_b_in_place = 42,                                                                                         \
-        .group_bytes = 512,                                                                                            \
-        .tile_panels = 10,                                                                                             \
-        .block_bytes = 2048,                                                                                           \
-        .l1_group_bytes = 32 << 10,                                                                                    \
-        .small_b_bytes = 32 << 10,                                                                                     \
-        .region_bytes = 16 << 20,                                                                                      \
-        .serial_work = 1 << 18,                                                                                        \
-        .block_work = 1 << 16,                                                                                         \
-        .turned_k_min = 64,                                                                                            \
-        .turned_gain = 1.12,                                                                                           \
-        .near_a_bytes = 256 << 10,                                                                                     \
-        .near_b_bytes = 768 << 10,                                                                                     \
-        .small_work = 1 << 17,                                                                                         \
-        .small_k = 512,                                                                                                \
-        .window_copy_bytes = 1 << 20,                                                                                  \
-    }
+#define OPQ_TARGET_X86_NUMBERS .turn_per_chunk = 32, .prefetch_bytes = 2048, .shared_math_weight = 600
+#define OPQ_TARGET_X86_GEMM                                                                                            \
+    .turn_fmas = 24, .rows_in_place = 6, .rows_b_in_place = 42, .group_bytes = 512, .tile_panels = 10,                 \
+    .block_bytes = 2048, .l1_group_bytes = 32 << 10, .small_b_bytes = 32 << 10, .region_bytes = 16 << 20,              \
+    .serial_work = 1 << 18, .block_work = 1 << 16, .turned_k_min = 64, .turned_gain = 1.12, .near_a_bytes = 256 << 10, \
+    .near_b_bytes = 768 << 10, .small_work = 1 << 17, .small_k = 512, .window_copy_bytes = 1 << 20, .pack_ahead = 64,  \
+    .transpose_cycles = 6, .element_cycles = 4, .l1_way_bytes = 4096, .l1_ways = 8
 
 #endif

@@ -160,8 +160,8 @@ static void write_loops(opq_text *t, const opq_loops *k, loops_detail detail, co
 
 static void write_padded(opq_text *t, const opq_padded *p)
 {
-    opq_text_add(t, "&(opq_padded){.rank = %d, .offset = %lld, .count = %lld, .summed = %d, .dim = {", p->rank,
-                 (long long)p->offset, (long long)p->count, p->summed);
+    opq_text_add(t, "&(opq_padded){.rank = %d, .offset = %lld, .count = %lld, .summed = %d, .reused = %d, .dim = {",
+                 p->rank, (long long)p->offset, (long long)p->count, p->summed, p->reused);
     for (int i = 0; i < p->rank; i++)
         opq_text_add(t, "{%lld,%lld,%lld,%lld},", (long long)p->dim[i].stride, (long long)p->dim[i].first,
                      (long long)p->dim[i].count, (long long)p->dim[i].extent);
@@ -178,25 +178,13 @@ static void write_table(opq_text *t, const char *name, const int64_t *values, in
 
 static void write_matrix(opq_text *t, const opq_matrix *m, int64_t rows, int64_t columns)
 {
-    opq_text_add(t, "{.row_stride = %lld, .column_stride = %lld, .batch_stride = %lld, .dtype = %d, .guard_count = %d",
-                 (long long)m->row_stride, (long long)m->column_stride, (long long)m->batch_stride, (int)m->dtype,
-                 m->guard_count);
+    opq_text_add(t, "{.row_stride = %lld, .column_stride = %lld, .batch_stride = %lld, .dtype = %d",
+                 (long long)m->row_stride, (long long)m->column_stride, (long long)m->batch_stride, (int)m->dtype);
     write_table(t, "rows", m->rows, rows);
     write_table(t, "columns", m->columns, columns);
-    if (m->guard_count > 0)
-        opq_text_add(t, ", .guard = {");
-    for (int g = 0; g < m->guard_count; g++) {
-        opq_text_add(t, "{.extent = %lld", (long long)m->guard[g].extent);
-        write_table(t, "rows", m->guard[g].rows, rows);
-        write_table(t, "columns", m->guard[g].columns, columns);
-        opq_text_add(t, "},");
-    }
-    opq_text_add(t, "%s", m->guard_count > 0 ? "}" : "");
     if (m->padded) {
         opq_text_add(t, ", .padded = ");
         write_padded(t, m->padded);
-        write_table(t, "padded_rows", m->padded_rows, rows);
-        write_table(t, "padded_columns", m->padded_columns, columns);
     }
     opq_text_add(t, "}");
 }

@@ -10,9 +10,8 @@
  */
 #include "codegen_llvm/cpu.h"
 #include "runtime/gemm.h"
-#include "runtime/gemm_few.h"
 #include "runtime/gemm_internal.h"
-#include "runtime/gemm_pack.h"
+#include "runtime/gemm_isa.h"
 #include "runtime/parallel.h"
 
 #include <string.h>
@@ -27,6 +26,11 @@ opq_status gemm_kernel_find(const opq_gemm *gemm, opq_gemm_element element, opq_
 }
 
 /* ---- plan */
+
+const opq_gemm_isa *gemm_isa(const struct opq_cpu *cpu)
+{
+    return opq_gemm_vector_bytes(cpu) == opq_gemm_avx512.vector_bytes ? &opq_gemm_avx512 : &opq_gemm_avx2;
+}
 
 static opq_dtype sums_of(opq_dtype packed) { return packed == OPQ_bf16 || packed == OPQ_i8 ? OPQ_f32 : packed; }
 
@@ -53,9 +57,8 @@ static gemm_run run_make(opq_gemm *gemm, const opq_gemm_call *call)
     run.terms = call->k;
     run.call.k = steps_of(run.rule, call->k);
     run.call.packed_k = steps_of(run.rule, call->packed_k);
-    int bytes = opq_gemm_vector_bytes(run.cpu);
-    run.avx512 = bytes == 64;
-    run.lanes = bytes / run.element_bytes;
+    run.isa = gemm_isa(run.cpu);
+    run.lanes = run.isa->vector_bytes / run.element_bytes;
     run.panel = OPQ_GEMM_PANEL_VECTORS * run.lanes;
     return run;
 }
@@ -154,18 +157,18 @@ void gemm_parallel(opq_gemm *gemm, int64_t count, double work, void (*body)(void
     opq_parallel_for(gemm->host, count, grain, body, data);
 }
 
-/* Moves to where a part of the rows starts for a caller's tile function. */
+/* Moves to where a part of the batch, or of the rows, starts for a caller's tile function. */
 typedef struct shifted {
     opq_gemm_tile tile;
     void *data;
-    int64_t row;
+    int64_t batch, row;
 } shifted;
 
 static void shifted_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns,
                          const void *tile, int64_t ld)
 {
     const shifted *s = data;
-    s->tile(s->data, batch, row + s->row, rows, column, columns, tile, ld);
+    s->tile(s->data, batch + s->batch, row + s->row, rows, column, columns, tile, ld);
 }
 
 /* Regions of rows bound the memory for packed a. */
@@ -182,7 +185,7 @@ static int64_t region_count(const opq_gemm *gemm, opq_dtype dtype, int64_t m, in
 static gemm_run run_part(opq_gemm *gemm, const opq_gemm_call *call, int64_t row, int64_t end, shifted *out_shift)
 {
     gemm_run run = run_make(gemm, call);
-    *out_shift = (shifted){call->tile, call->tile_data, row};
+    *out_shift = (shifted){.tile = call->tile, .data = call->tile_data, .row = row};
     run.call.m = end - row;
     opq_matrix_skip(&run.call.a, row);
     if (call->tile && row > 0) {
@@ -251,6 +254,58 @@ static bool folds(const opq_gemm_call *call)
            call->a.batch_stride == call->m * call->a.row_stride && call->c_batch_stride == call->m * call->c_row_stride;
 }
 
+static opq_status run(opq_gemm *gemm, const opq_gemm_call *call)
+{
+    if (gemm_is_small(gemm->cpu, call))
+        return gemm_run_small(gemm, gemm->cpu, call);
+    if (gemm_is_tiny(call)) {
+        gemm_run_tiny(call);
+        return OPQ_OK;
+    }
+    if (gemm_is_turned(call))
+        return gemm_run_turned(gemm, gemm->cpu, call);
+    return gemm_run_regions(gemm, call, 1);
+}
+
+/* Is the operand read, with padding that blocks do not copy? */
+static bool is_padded(const opq_gemm_call *call, int o)
+{
+    const opq_matrix *x = o == 0 ? &call->a : &call->b;
+    if (!x->padded || x->padded->count <= 0 || (o == 0 ? call->packed_a != NULL : call->packed_b && !call->turned))
+        return false;
+    bool left = (o == 1) == gemm_is_turned(call);
+    return !left || !gemm_is_window(call->dtype, x, o == 0 ? call->n : call->m);
+}
+
+/* Copies with the padding first, of so many matrices at a time as shall be in memory. */
+static opq_status run_padded(opq_gemm *gemm, const opq_gemm_call *call)
+{
+    int64_t each = gemm_padded_bytes(&call->a) + gemm_padded_bytes(&call->b) + 1, bytes = opq_dtype_bytes(call->dtype);
+    int64_t most = gemm->cpu->target->gemm.region_bytes / each + thread_count(gemm);
+    opq_status status = OPQ_OK;
+    for (int64_t i = 0; i < call->batch && status == OPQ_OK; i += most) {
+        opq_gemm_call part = *call;
+        shifted shift = {.tile = call->tile, .data = call->tile_data, .batch = i};
+        void *copy[2] = {NULL, NULL};
+        part.batch = gemm_min(most, call->batch - i);
+        part.c = call->tile ? NULL : (char *)call->c + i * call->c_batch_stride * bytes;
+        part.tile = call->tile ? shifted_tile : NULL;
+        part.tile_data = &shift;
+        for (int o = 0; o < 2 && status == OPQ_OK; o++) {
+            opq_matrix *x = o == 0 ? &part.a : &part.b;
+            x->data = opq_pack_at(x->data, x->dtype, i * x->batch_stride);
+            if (is_padded(call, o))
+                status = gemm_copy_padded(gemm, part.batch, call->serial, o == 0 ? call->m : call->k,
+                                          o == 0 ? call->k : call->n, x, &copy[o]);
+        }
+        status = status == OPQ_OK ? run(gemm, &part) : status;
+        for (int o = 0; o < 2; o++)
+            if (copy[o])
+                gemm_scratch_release(GEMM_SCRATCH_padded, copy[o]);
+    }
+    return status;
+}
+
 opq_status opq_gemm_run(opq_gemm *gemm, const opq_gemm_call *call)
 {
     OPQ_TRY(check(call));
@@ -263,16 +318,7 @@ opq_status opq_gemm_run(opq_gemm *gemm, const opq_gemm_call *call)
         folded.batch = 1;
         call = &folded;
     }
-    const struct opq_cpu *cpu = gemm->cpu;
-    if (gemm_is_small(cpu, call))
-        return gemm_run_small(gemm, cpu, call);
-    if (gemm_is_tiny(call)) {
-        gemm_run_tiny(call);
-        return OPQ_OK;
-    }
-    if (gemm_is_turned(call))
-        return gemm_run_turned(gemm, cpu, call);
-    return gemm_run_regions(gemm, call, 1);
+    return is_padded(call, 0) || is_padded(call, 1) ? run_padded(gemm, call) : run(gemm, call);
 }
 
 opq_status opq_gemm_run_beside(opq_gemm *gemm, const opq_gemm_call *calls, int count)
@@ -280,9 +326,9 @@ opq_status opq_gemm_run_beside(opq_gemm *gemm, const opq_gemm_call *calls, int c
     bool beside = count <= OPQ_PRODUCTS_MAX;
     for (int c = 0; c < count; c++) {
         OPQ_TRY(check(&calls[c]));
-        beside = beside && calls[c].n > 1 && !gemm_is_turned(&calls[c]) && calls[c].batch > 0 && calls[c].m > 0 &&
-                 calls[c].m == calls->m && calls[c].k == calls->k && calls[c].dtype == calls->dtype &&
-                 calls[c].pairs == calls->pairs;
+        beside = beside && calls[c].n > 1 && !gemm_is_turned(&calls[c]) && !is_padded(&calls[c], 0) &&
+                 !is_padded(&calls[c], 1) && calls[c].batch > 0 && calls[c].m > 0 && calls[c].m == calls->m &&
+                 calls[c].k == calls->k && calls[c].dtype == calls->dtype && calls[c].pairs == calls->pairs;
     }
     if (beside && count > 0)
         return gemm_run_regions(gemm, calls, count);
@@ -333,39 +379,60 @@ int64_t opq_gemm_packed_left_bytes(const opq_gemm *gemm, opq_dtype dtype, const 
     return m > rows && region_count(gemm, sums_of(dtype), m, k) == 1 ? m * k * opq_dtype_bytes(sums_of(dtype)) : 0;
 }
 
-opq_status opq_gemm_pack_b(opq_gemm *gemm, opq_dtype dtype, const opq_matrix *b, int64_t k, int64_t n, void *out)
+static void pack_right(opq_gemm *gemm, opq_gemm_call *call, const opq_matrix *b, int64_t k, int64_t n, void *out)
 {
-    OPQ_TRY(check_packed(dtype, b, k, n));
-    if (dtype == OPQ_f32 && b->dtype == OPQ_i8) /* calls would read it as i8 */
-        return invalid();
-    if (k == 0 || n == 0)
-        return OPQ_OK;
-    opq_gemm_call call = {.dtype = sums_of(dtype), .pairs = dtype == OPQ_bf16, .batch = 1, .n = n, .k = k, .b = *b};
-    gemm_run run = run_make(gemm, &call);
+    call->n = n;
+    call->k = k;
+    call->b = *b;
+    gemm_run run = run_make(gemm, call);
     run.shared_b = out;
     run.column_panels = gemm_ceil(n, run.panel);
     run.group_panels = gemm->cpu->target->gemm.group_bytes / (run.panel * run.element_bytes);
     int64_t groups = gemm_ceil(run.column_panels, run.group_panels);
     gemm_parallel(gemm, groups, (double)k * (double)n, gemm_pack_shared_b, &run);
+}
+
+static void pack_left(opq_gemm *gemm, opq_gemm_call *call, const opq_matrix *a, int64_t m, int64_t k, void *out)
+{
+    call->m = m;
+    call->n = 1;
+    call->k = k;
+    call->a = *a;
+    call->packed_a = out;
+    gemm_run run = run_make(gemm, call);
+    run.shared_a = out;
+    plan_tile(&run);
+    plan_k(&run);
+    gemm_parallel(gemm, run.row_panels, (double)k * (double)m, gemm_pack_shared_a, &run);
+}
+
+static opq_status pack(opq_gemm *gemm, opq_dtype dtype, bool left, const opq_matrix *matrix, int64_t rows,
+                       int64_t columns, void *out)
+{
+    opq_gemm_call call = {.dtype = sums_of(dtype), .pairs = dtype == OPQ_bf16, .batch = 1};
+    opq_matrix x = *matrix;
+    void *copy = NULL;
+    OPQ_TRY(check_packed(dtype, matrix, rows, columns));
+    if (rows == 0 || columns == 0)
+        return OPQ_OK;
+    if (x.padded)
+        OPQ_TRY(gemm_copy_padded(gemm, 1, false, rows, columns, &x, &copy));
+    (left ? pack_left : pack_right)(gemm, &call, &x, rows, columns, out);
+    if (copy)
+        gemm_scratch_release(GEMM_SCRATCH_padded, copy);
     return OPQ_OK;
+}
+
+opq_status opq_gemm_pack_b(opq_gemm *gemm, opq_dtype dtype, const opq_matrix *b, int64_t k, int64_t n, void *out)
+{
+    if (dtype == OPQ_f32 && b->dtype == OPQ_i8) /* calls would read it as i8 */
+        return invalid();
+    return pack(gemm, dtype, false, b, k, n, out);
 }
 
 opq_status opq_gemm_pack_a(opq_gemm *gemm, opq_dtype dtype, const opq_matrix *a, int64_t m, int64_t k, bool turned,
                            void *out)
 {
     opq_matrix right = gemm_transposed(a);
-    if (turned)
-        return opq_gemm_pack_b(gemm, dtype, &right, k, m, out);
-    OPQ_TRY(check_packed(dtype, a, m, k));
-    if (m == 0 || k == 0)
-        return OPQ_OK;
-    opq_gemm_call call = {.dtype = sums_of(dtype), .pairs = dtype == OPQ_bf16, .batch = 1, .m = m, .n = 1, .k = k};
-    call.a = *a;
-    call.packed_a = out;
-    gemm_run run = run_make(gemm, &call);
-    run.shared_a = out;
-    plan_tile(&run);
-    plan_k(&run);
-    gemm_parallel(gemm, run.row_panels, (double)k * (double)m, gemm_pack_shared_a, &run);
-    return OPQ_OK;
+    return turned ? opq_gemm_pack_b(gemm, dtype, &right, k, m, out) : pack(gemm, dtype, true, a, m, k, out);
 }

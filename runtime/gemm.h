@@ -23,19 +23,13 @@ typedef struct opq_matrix {
     int64_t row_stride, column_stride, batch_stride;
     opq_dtype dtype; /* f32, f64, f16, bf16, i8; converted to the accumulation dtype, f64 only to f64, i8 not to f64 */
     const int64_t *rows, *columns;
-    int guard_count; /* with both tables, and f32, f16 or bf16: an element that one of the guards leaves out is 0 */
-    opq_matrix_guard guard[OPQ_MATRIX_GUARD_MAX];
-    const opq_padded *padded; /* NULL, or how to copy what has guards: then it has these tables and no guards */
-    const int64_t *padded_rows, *padded_columns;
+    const opq_padded *padded; /* NULL, or both tables are of a copy of this kind, zeros around what is in memory */
 } opq_matrix;
 /* Moves to a row. */
 static inline void opq_matrix_skip(opq_matrix *matrix, int64_t row)
 {
     matrix->data = (const char *)matrix->data + row * matrix->row_stride * opq_dtype_bytes(matrix->dtype);
     matrix->rows = matrix->rows ? matrix->rows + row : NULL;
-    matrix->padded_rows = matrix->padded_rows ? matrix->padded_rows + row : NULL;
-    for (int g = 0; g < matrix->guard_count; g++)
-        matrix->guard[g].rows += row;
 }
 
 /* Rows [row, row + rows) x columns [column, column + columns) of batch `batch` are final: `tile` holds them in the accumulation

@@ -7,15 +7,13 @@
  *           row panel: kernel                    the sums continue from c: still one chain per element
  */
 #include "codegen_llvm/cpu.h"
-#include "runtime/gemm_few.h"
 #include "runtime/gemm_internal.h"
-#include "runtime/gemm_pack.h"
+#include "runtime/gemm_isa.h"
 
 #include <immintrin.h>
 #include <string.h>
 
 enum { DEFAULT_CSR = 0x1f80 }; /* all exceptions masked, to nearest even */
-enum { RUNS_MAX = 256 };       /* of elements side by side along k, that are looked for once for all panels */
 
 /* Where one block of k of an operand is; both are empty when k is 0. */
 typedef struct left_view {
@@ -65,34 +63,24 @@ static opq_pack_source pack_source(const gemm_run *run, bool left, int64_t batch
         .across_stride = across_stride,
         .k_at = k_at ? k_at + k : NULL,
         .across_at = across_at ? across_at + across : NULL,
-        .guard_count = m->guard_count};
-    for (int g = 0; g < m->guard_count; g++)
-        source.guard[g] = (opq_pack_guard){.extent = m->guard[g].extent,
-                                           .k = (left ? m->guard[g].columns : m->guard[g].rows) + k,
-                                           .across = (left ? m->guard[g].rows : m->guard[g].columns) + across};
+        .target = &run->cpu->target->gemm,
+    };
     return source;
 }
 
 void gemm_pack_a(const gemm_run *run, int64_t batch, int64_t region_first, int64_t region_last, int64_t first,
                  int64_t last, char *out)
 {
-    const opq_matrix *a = &run->call.a;
     int64_t base = gemm_row(run, region_first), rows = gemm_row(run, region_last) - base;
     int64_t tall = gemm_min(run->call.m % run->row_panels, last), end; /* panels that are a row higher */
     for (int64_t k0 = 0; k0 < run->call.k; k0 += run->k_block) {
         int64_t k = gemm_min(run->k_block, run->call.k - k0);
-        int32_t room[RUNS_MAX], *lengths = NULL;
         int64_t from = k0, terms = gemm_terms(run, &from, k);
-        opq_pack_source source = pack_source(run, true, batch, from, gemm_row(run, first));
-        bool chain = run->rule == GEMM_CHAIN;
-        if (chain && (a->rows || a->columns) && last - first > 1 && opq_pack_find_runs(&source, k, room, RUNS_MAX))
-            lengths = room;
         for (int64_t p = first; p < last; p = end) {
             end = p < tall ? tall : last; /* of like panels */
             int64_t row = gemm_row(run, p), height = gemm_row(run, p + 1) - row;
-            source = pack_source(run, true, batch, from, row);
-            source.run_lengths = lengths;
-            opq_gemm_pack(run->avx512, &source, terms, gemm_row(run, end) - row, (int)height,
+            opq_pack_source source = pack_source(run, true, batch, from, row);
+            opq_gemm_pack(run->isa, &source, terms, gemm_row(run, end) - row, (int)height,
                           out + (k0 * rows + (row - base) * k) * run->element_bytes, k * height * run->element_bytes);
         }
     }
@@ -105,7 +93,7 @@ void gemm_pack_b_panels(const gemm_run *run, int64_t batch, int64_t first, int64
     int64_t terms = gemm_terms(run, &k0, k);
     opq_pack_source source = pack_source(run, false, batch, k0, column);
     if (k > 0 && columns > 0)
-        opq_gemm_pack(run->avx512, &source, terms, columns, run->panel, out, panel_stride);
+        opq_gemm_pack(run->isa, &source, terms, columns, run->panel, out, panel_stride);
     for (int64_t p = first; p < last && run->rule == GEMM_QUADS; p++, out += panel_stride)
         opq_pack_start_avx512(out, k, run->panel);
 }
@@ -162,8 +150,8 @@ static right_view right_of(const block *w, int64_t first, int64_t last, int64_t 
     if (run->call.packed_b)
         return (right_view){(const char *)run->call.packed_b + offset, row_bytes, panel_bytes, k0 == 0 ? start : 0};
     if (run->shared_b)
-        return (right_view){run->shared_b + w->batch * run->column_panels * panel_bytes + offset, row_bytes,
-                            panel_bytes, k0 == 0 ? start : 0};
+        return (right_view){run->shared_b + w->batch % gemm_right_count(run) * run->column_panels * panel_bytes + offset,
+                            row_bytes, panel_bytes, k0 == 0 ? start : 0};
     if (run->b_in_place && reads_whole_vectors(run, gemm_min(last * run->panel, run->call.n) - first * run->panel)) {
         const void *data =
             opq_pack_at(b->data, b->dtype, w->batch * b->batch_stride + k0 * b->row_stride + first * run->panel);
@@ -293,7 +281,7 @@ static void run_few_rows(block *w, int64_t column, int64_t columns, char *c, int
     /* One row from memory: half as many columns at once, so that half as much lies between what is read and what is fetched, is 6 % faster on
      * Zen 4. */
     bool half = call->m == 1 && !work.near;
-    (run->avx512 && !half ? opq_gemm_few_rows_avx512 : opq_gemm_few_rows_avx2)(&work);
+    (half ? &opq_gemm_avx2 : run->isa)->few_rows(&work);
 }
 
 static opq_status run_group(block *w, int64_t first, int64_t last)

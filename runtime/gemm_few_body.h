@@ -16,12 +16,12 @@ typedef struct columns {
 INLINE void multiply_k(const opq_few_rows *w, int rows, const VECTOR column[LANES], int64_t k0, int64_t count, VECTOR *sum)
 {
     const float *a = w->a + k0 * w->a_k_stride;
-    UNROLL_LANES
+#pragma GCC unroll 16
     for (int i = 0; i < LANES; i++)
         if (i < count)
 #pragma GCC unroll 4
             for (int r = 0; r < rows; r++)
-                sum[r] = MULTIPLY_ADD(FILL(a[i * w->a_k_stride + r * w->a_row_stride]), column[i], sum[r]);
+                sum[r] = fma_f32(fill_f32(a[i * w->a_k_stride + r * w->a_row_stride]), column[i], sum[r]);
 }
 
 /* From memory the LANES columns behind these, which lie there in one piece, come while these are used: their share for one step of k. As
@@ -29,7 +29,7 @@ INLINE void multiply_k(const opq_few_rows *w, int rows, const VECTOR column[LANE
 INLINE void prefetch_next(const opq_few_rows *w, const char *b, int64_t k0, int64_t bytes)
 {
     const char *next = b + LANES * bytes * (w->k + k0);
-    UNROLL_LANES
+#pragma GCC unroll 16
     for (int i = 0; i < LANES * LANES * bytes / LINE; i++)
         _mm_prefetch(next + (int64_t)i * LINE, _MM_HINT_T1);
 }
@@ -37,12 +37,12 @@ INLINE void prefetch_next(const opq_few_rows *w, const char *b, int64_t k0, int6
 INLINE void multiply_columns(const opq_few_rows *w, int rows, opq_dtype from, const columns *group, int groups,
                              int64_t first)
 {
-    int64_t bytes = from == OPQ_f32 ? 4 : 2;
+    int64_t bytes = opq_pack_bytes(from);
     bool from_memory = !w->near && w->b_column_stride == w->k;
     VECTOR sum[GROUPS][OPQ_FEW_ROWS_MAX];
     for (int g = 0; g < groups; g++)
         for (int r = 0; r < rows; r++)
-            sum[g][r] = FILL(0);
+            sum[g][r] = fill_f32(0);
     for (int64_t k0 = 0; k0 < w->k; k0 += LANES)
         for (int g = 0; g < groups; g++) {
             int64_t count = w->k - k0;
@@ -50,9 +50,9 @@ INLINE void multiply_columns(const opq_few_rows *w, int rows, opq_dtype from, co
             const char *b = group[g].b + k0 * bytes;
             if (from_memory)
                 prefetch_next(w, group[g].b, k0, bytes);
-            UNROLL_LANES
+#pragma GCC unroll 16
             for (int i = 0; i < LANES; i++)
-                column[i] = LOAD(b + group[g].offset[i], from, count);
+                column[i] = load_f32(b + group[g].offset[i], from, first_f32(count));
             transpose_f32(column);
             if (count >= LANES)
                 multiply_k(w, rows, column, k0, LANES, sum[g]);
@@ -61,12 +61,12 @@ INLINE void multiply_columns(const opq_few_rows *w, int rows, opq_dtype from, co
         }
     for (int g = 0; g < groups; g++)
         for (int r = 0; r < rows; r++)
-            STORE(w->c + r * w->c_row_stride + first + LANES * g, group[g].count, sum[g][r]);
+            store_f32(w->c + r * w->c_row_stride + first + LANES * g, first_f32(group[g].count), sum[g][r]);
 }
 
 INLINE void multiply_all(const opq_few_rows *w, int rows, opq_dtype from, int most)
 {
-    int64_t bytes = from == OPQ_f32 ? 4 : 2;
+    int64_t bytes = opq_pack_bytes(from);
     for (int64_t j = 0; j < w->columns; j += LANES * most) {
         columns group[GROUPS];
         int groups = 0;
@@ -89,14 +89,3 @@ INLINE void multiply(const opq_few_rows *w, int rows, opq_dtype from)
     else
         multiply_all(w, rows, from, 1);
 }
-
-/* Rows and dtype are literals in each call, so that each inlines into its own loop. */
-#define FEW_ROWS(n)                                                                                                    \
-    if (w->rows == n) {                                                                                                \
-        if (w->b_dtype == OPQ_f32)                                                                                     \
-            multiply(w, n, OPQ_f32);                                                                                   \
-        else if (w->b_dtype == OPQ_bf16)                                                                               \
-            multiply(w, n, OPQ_bf16);                                                                                  \
-        else                                                                                                           \
-            multiply(w, n, OPQ_f16);                                                                                   \
-    }

@@ -32,7 +32,7 @@ typedef enum gemm_rule {
 typedef struct gemm_run {
     opq_gemm *gemm;
     const struct opq_cpu *cpu;
-    bool avx512;
+    const struct opq_gemm_isa *isa;
     opq_gemm_call call; /* k and packed_k as the rule has them */
     gemm_rule rule;
     int64_t terms;                  /* what k is in the operands */
@@ -89,6 +89,8 @@ static inline bool gemm_packs_b(const gemm_run *run)
 {
     return !run->b_in_place && !run->few_rows && !run->call.packed_b;
 }
+/* Right operands in a batch: one that all matrices have is packed once. */
+static inline int64_t gemm_right_count(const gemm_run *run) { return run->call.b.batch_stride ? run->call.batch : 1; }
 /* Elements [*k0, *k0 + the result) of the operands: k of the kernels' from *k0 on. */
 static inline int64_t gemm_terms(const gemm_run *run, int64_t *k0, int64_t k)
 {
@@ -140,6 +142,7 @@ static inline int64_t gemm_block_count(const gemm_run *run)
 /* Computes blocks [begin, end) of all runs, one run after the other. */
 void gemm_blocks(void *set, int64_t begin, int64_t end);
 
+const struct opq_gemm_isa *gemm_isa(const struct opq_cpu *cpu);
 /* gemm.c: calls with the same m and k, at once. */
 opq_status gemm_run_regions(opq_gemm *gemm, const opq_gemm_call *calls, int count) OPQ_MUST_CHECK;
 
@@ -160,6 +163,11 @@ bool gemm_is_window(opq_dtype dtype, const opq_matrix *left, int64_t n);
 /* Room that gemm_window_begin needs, 64-byte aligned. */
 int64_t gemm_window_bytes(const gemm_run *run);
 void gemm_window_begin(const gemm_run *run, int64_t batch, char *room, gemm_window *out_window);
+/* Of one matrix; 0: it has no padding. */
+int64_t gemm_padded_bytes(const opq_matrix *matrix);
+/* So many of them, rows x columns, become copies in a buffer of GEMM_SCRATCH_padded, which the caller releases. */
+opq_status gemm_copy_padded(opq_gemm *gemm, int64_t batch, bool serial, int64_t rows, int64_t columns,
+                            opq_matrix *matrix, void **out_copy) OPQ_MUST_CHECK;
 /* Where its elements are for columns [k0, k0 + k). */
 const char *gemm_window_data(const gemm_run *run, int64_t batch, int64_t k0, int64_t k, gemm_window *window);
 
@@ -175,9 +183,9 @@ void gemm_pack_shared_a(void *run, int64_t begin, int64_t end);
 void gemm_pack_shared_b(void *run, int64_t begin, int64_t end);
 opq_status gemm_run_set(gemm_set *set) OPQ_MUST_CHECK;
 
-/* Buffers that a thread keeps between calls: for what a call shares, for a block, and for what a turned call packs. 64-byte
+/* Buffers that a thread keeps between calls: for what a call shares, for a block, and for padded copies. 64-byte
  * aligned. NULL: no memory. Release with the same slot. */
-enum { GEMM_SCRATCH_shared, GEMM_SCRATCH_block, GEMM_SCRATCH_turned, GEMM_SCRATCH_COUNT };
+enum { GEMM_SCRATCH_shared, GEMM_SCRATCH_block, GEMM_SCRATCH_padded, GEMM_SCRATCH_COUNT };
 void *gemm_scratch_acquire(int slot, int64_t bytes);
 void gemm_scratch_release(int slot, void *buffer);
 

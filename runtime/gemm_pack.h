@@ -7,22 +7,16 @@
 #ifndef OPAQUE_RUNTIME_GEMM_PACK_H
 #define OPAQUE_RUNTIME_GEMM_PACK_H
 
-#include "fusion/limits.h"
+#include "fusion/target.h"
 #include "graph/graph.h"
 
-/* As opq_dtype_bytes; f64 is packed by other loops. Inlined: `from` is a literal where it counts. */
-static inline int64_t opq_pack_bytes(opq_dtype from) { return from == OPQ_f32 ? 4 : from == OPQ_i8 ? 1 : 2; }
+typedef struct opq_gemm_isa opq_gemm_isa; /* gemm_isa.h */
 
-/* An element is there if k[i] + across[j] is in [0, extent); else it is 0. */
-typedef struct opq_pack_guard {
-    int64_t extent;
-    const int64_t *k, *across;
-} opq_pack_guard;
-
-/* Elements [from, to) of some are there. */
-typedef struct opq_pack_part {
-    int from, to;
-} opq_pack_part;
+/* As opq_dtype_bytes. Inlined: `from` is a literal where it counts. */
+static inline int64_t opq_pack_bytes(opq_dtype from)
+{
+    return from == OPQ_f64 ? 8 : from == OPQ_f32 ? 4 : from == OPQ_i8 ? 1 : 2;
+}
 
 /* Part of an operand. Strides count elements of `from`. */
 typedef struct opq_pack_source {
@@ -30,79 +24,31 @@ typedef struct opq_pack_source {
     opq_dtype from, to; /* from: f32, f64, f16, bf16, i8 (others give zeros); to: f32 or f64, of i8 also i8, or words */
     int64_t k_stride, across_stride;
     const int64_t *k_at, *across_at; /* where each k, or neighbour, begins: NULL, or instead of a stride */
-    int guard_count;                 /* then both are tables */
-    opq_pack_guard guard[OPQ_MATRIX_GUARD_MAX];
     int word; /* not 0: a row of a panel has words of so many k, 2 bf16 (to: f32), 2 i16 or 4 i8 (to: i32), zeros where there are none */
     bool unsigned_bytes; /* of i8: each is 128 more */
     bool swapped;        /* to f32: of two k the second one comes first, 0 if it is missing */
-    const int32_t *run_lengths; /* of runs of elements side by side along k, from the first on: opq_pack_find_runs; NULL: not known */
-    int64_t period; /* of a part with guards: rows of k after which they begin again; k: they do not; 0: not known */
-    const opq_pack_part *there; /* of a part whose elements lie side by side along k: which, per neighbour; NULL: all */
+    const opq_target_gemm *target;
 } opq_pack_source;
 
 /* Packs k x `across` elements into panels of `width`, `panel_stride` bytes apart, rows width elements apart. The last panel may be
  * partial: what its rows have left over is unspecified. `width` is two vectors of the instruction set, or at most that with
  * across == width.
  * Reads nothing before the first or behind the last of the k x across elements and writes nothing outside the panels. k, across >= 1. */
-void opq_gemm_pack(bool avx512, const opq_pack_source *source, int64_t k, int64_t across, int width, void *out,
-                   int64_t panel_stride);
-
-/* Of k elements: for panels that share them. At most `most` runs; false: there are more. */
-bool opq_pack_find_runs(const opq_pack_source *source, int64_t k, int32_t *out_lengths, int most);
+void opq_gemm_pack(const opq_gemm_isa *isa, const opq_pack_source *source, int64_t k, int64_t across, int width,
+                   void *out, int64_t panel_stride);
 
 /* The same from row i of k and neighbour j on. */
 opq_pack_source opq_pack_part_of(const opq_pack_source *source, int64_t i, int64_t j);
 /* One panel: numbers, or words and what is narrower than f32. */
-void opq_pack_panel(bool avx512, const opq_pack_source *source, int64_t k, int64_t across, int width, void *out);
-void opq_pack_narrow(bool avx512, const opq_pack_source *source, int64_t k, int64_t across, int width, char *out);
+void opq_pack_panel(const opq_gemm_isa *isa, const opq_pack_source *source, int64_t k, int64_t across, int width,
+                    void *out);
+void opq_pack_narrow(const opq_gemm_isa *isa, const opq_pack_source *source, int64_t k, int64_t across, int width,
+                     char *out);
 
-/* Neighbours across that lie at one stride: elements [first, first + count) of a row, `stride` apart, the first one at `offset`. */
-typedef struct opq_pack_run {
-    int first, count;
-    int64_t offset, stride;
-    int64_t at[OPQ_MATRIX_GUARD_MAX],
-        step[OPQ_MATRIX_GUARD_MAX]; /* of each guard: what the first one adds, and each more */
-} opq_pack_run;
-
-/* One panel with `across` <= width elements per row, by instruction set. False if source's strides or dtypes have no fast way. */
-bool opq_pack_panel_avx512(const opq_pack_source *source, int64_t k, int64_t across, int width, void *out);
-/* Of pairs: whole ones, and one of an odd last k where neighbours across lie side by side. */
-bool opq_pack_pairs_avx512(const opq_pack_source *source, int64_t k, int64_t across, int width, uint32_t *out);
-/* Of words of four i8 that lie side by side along k. */
-bool opq_pack_quads_avx512(const opq_pack_source *source, int64_t k, int64_t across, int width, uint32_t *out);
-/* Behind k rows of such words: what sums begin with, so that 128 more in each byte on the left adds nothing. Needs AVX512_VNNI. */
-void opq_pack_start_avx512(void *panel, int64_t k, int width);
-bool opq_pack_panel_avx2(const opq_pack_source *source, int64_t k, int64_t across, int width, void *out);
-/* rows x columns elements, rows ld elements apart, become columns x rows. */
-void opq_turn_avx2(const float *from, int64_t ld, int64_t rows, int64_t columns, float *to, int64_t to_ld);
-enum { OPQ_PACK_MOVES_MAX = 36 }; /* of a row */
-/* A vector of a row: elements from `from` on (of the source, counted from where the row begins), every one or every second, go to `to`.
- * Bits of `store`: the lanes that there are; of `load`, and where every second is taken of `more` for what lies behind a vector: what is
- * read, the other lanes are 0. */
-typedef struct opq_pack_move {
-    int64_t from;
-    int32_t to;
-    uint16_t store, load, more;
-    bool apart;
-} opq_pack_move;
-/* k rows of `width`: moves [first[p], first[p + 1]) make row p of `period`, over and over, in ascending order. False: another dtype than to
- * f32. */
-bool opq_pack_moves_avx512(const opq_pack_source *source, int64_t k, const opq_pack_move *moves, const int *first,
-                           int period, int width, float *out);
-bool opq_pack_moves_avx2(const opq_pack_source *source, int64_t k, const opq_pack_move *moves, const int *first,
-                         int period, int width, float *out);
 static inline int64_t opq_pack_k(const opq_pack_source *s, int64_t k) { return s->k_at ? s->k_at[k] : k * s->k_stride; }
 static inline int64_t opq_pack_across(const opq_pack_source *s, int64_t j)
 {
     return s->across_at ? s->across_at[j] : j * s->across_stride;
-}
-
-/* Lanes [first, end), those of them that there are. */
-static inline uint16_t opq_pack_bits(int64_t first, int64_t end, int lanes)
-{
-    first = first < 0 ? 0 : first > lanes ? lanes : first;
-    end = end < first ? first : end > lanes ? lanes : end;
-    return (uint16_t)((1u << end) - (1u << first));
 }
 
 /* Element `index` of a vector of floats of any dtype. */

@@ -1,5 +1,5 @@
 /* Panels of words, and of what is narrower than f32. */
-#include "runtime/gemm_pack.h"
+#include "runtime/gemm_isa.h"
 #include "opaque/scalar.h"
 
 #include <immintrin.h>
@@ -39,16 +39,16 @@ static void narrow_rows(const opq_pack_source *s, int64_t k, int width, const fl
 }
 
 /* By way of f32, some rows at a time. */
-static void pack_narrow_plain(bool avx512, const opq_pack_source *s, int64_t k, int64_t across, int width, char *out)
+static void pack_narrow_plain(const opq_gemm_isa *isa, const opq_pack_source *s, int64_t k, int64_t across, int width,
+                              char *out)
 {
     _Alignas(64) float rows[STRIP * WIDTH_MAX];
     int64_t word = s->word ? s->word : 1, row_bytes = (int64_t)width * opq_dtype_bytes(s->to);
     for (int64_t i = 0; i < k; i += STRIP) {
         int64_t count = k - i < STRIP ? k - i : STRIP, more = (word - count % word) % word;
         opq_pack_source part = opq_pack_part_of(s, i, 0);
-        part.period = 0;
         part.to = OPQ_f32;
-        opq_pack_panel(avx512, &part, count, across, width, rows);
+        opq_pack_panel(isa, &part, count, across, width, rows);
         memset(rows + count * width, 0, (size_t)(more * width) * sizeof *rows);
         narrow_rows(s, count, width, rows, out + i / word * row_bytes);
     }
@@ -83,9 +83,13 @@ static int64_t pack_bytes(const opq_pack_source *s, int64_t k, int64_t across, i
     int64_t done = 0;
     if (s->from != OPQ_i8 || s->k_at || s->across_at)
         return 0;
-    if (s->across_stride == 1)
-        for (; done < k; done++)
-            memcpy(out + done * width, opq_pack_at(s->data, OPQ_i8, done * s->k_stride), (size_t)across);
+    for (; s->across_stride == 1 && done < k; done++) {
+        const char *row = opq_pack_at(s->data, OPQ_i8, done * s->k_stride);
+        for (int64_t j = 0; j + 16 <= across; j += 16)
+            memcpy(out + done * width + j, row + j, 16);
+        for (int64_t j = across / 16 * 16; j < across; j++)
+            out[done * width + j] = (int8_t)row[j];
+    }
     for (; s->k_stride == 1 && width % 16 == 0 && done + 16 <= k; done += 16)
         for (int64_t j = 0; j < across; j += 16)
             transpose_bytes(s, done, j, across, out, width);
@@ -93,19 +97,16 @@ static int64_t pack_bytes(const opq_pack_source *s, int64_t k, int64_t across, i
 }
 
 /* Whole words may have a fast way, and of pairs an odd one behind them. */
-void opq_pack_narrow(bool avx512, const opq_pack_source *s, int64_t k, int64_t across, int width, char *out)
+void opq_pack_narrow(const opq_gemm_isa *isa, const opq_pack_source *s, int64_t k, int64_t across, int width, char *out)
 {
     int64_t fast = 0, word = s->word ? s->word : 1;
-    if (avx512 && s->word == 2 && s->to == OPQ_f32)
-        fast = s->across_stride == 1 ? k : k - k % 2;
-    if (avx512 && s->word == 4)
-        fast = k - k % 4;
     if (s->to == OPQ_i8)
         fast = pack_bytes(s, k, across, width, (int8_t *)out);
-    bool done = s->to == OPQ_i8 || (fast > 0 && (word == 2 ? opq_pack_pairs_avx512 : opq_pack_quads_avx512)(
-                                                    s, fast, across, width, (uint32_t *)(void *)out));
-    fast = done ? fast : 0;
+    else if (isa->words)
+        fast = word == 2 && s->across_stride == 1 ? k : k - k % word;
+    if (s->to != OPQ_i8 && fast > 0 && !isa->words(s, fast, across, width, out))
+        fast = 0;
     opq_pack_source rest = opq_pack_part_of(s, fast, 0);
     if (fast < k)
-        pack_narrow_plain(avx512, &rest, k - fast, across, width, out + fast / word * width * opq_dtype_bytes(s->to));
+        pack_narrow_plain(isa, &rest, k - fast, across, width, out + fast / word * width * opq_dtype_bytes(s->to));
 }

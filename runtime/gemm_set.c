@@ -30,9 +30,8 @@ static bool packs_alike(const gemm_run *x, const gemm_run *y)
 {
     const opq_matrix *a = &x->call.a, *b = &y->call.a;
     return gemm_packs_a(x) && gemm_packs_a(y) && a->data == b->data && a->dtype == b->dtype &&
-           a->row_stride == b->row_stride && a->column_stride == b->column_stride &&
-           a->batch_stride == b->batch_stride && a->rows == b->rows && a->columns == b->columns &&
-           a->guard_count == 0 && b->guard_count == 0 && x->call.dtype == y->call.dtype && x->rule == y->rule &&
+           a->row_stride == b->row_stride && a->column_stride == b->column_stride && a->batch_stride == b->batch_stride &&
+           a->rows == b->rows && a->columns == b->columns && x->call.dtype == y->call.dtype && x->rule == y->rule &&
            x->call.batch == y->call.batch && x->call.m == y->call.m && x->call.k == y->call.k &&
            x->row_panels == y->row_panels && x->k_block == y->k_block;
 }
@@ -64,9 +63,10 @@ static int64_t shared_a_bytes(const gemm_set *set, int r)
 
 static int64_t shared_b_bytes(const gemm_run *run)
 {
-    if (run->row_chunks == 1 || !gemm_packs_b(run))
+    bool several = run->row_chunks > 1 || (gemm_right_count(run) < run->call.batch && !run->call.serial);
+    if (!several || !gemm_packs_b(run))
         return 0;
-    return gemm_ceil(run->call.batch * run->column_panels * gemm_panel_bytes(run, run->call.k), 4096) * 4096;
+    return gemm_ceil(gemm_right_count(run) * run->column_panels * gemm_panel_bytes(run, run->call.k), 4096) * 4096;
 }
 
 static void pack_shared(gemm_set *set, char *shared)
@@ -83,7 +83,7 @@ static void pack_shared(gemm_set *set, char *shared)
             continue;
         run->shared_b = shared;
         groups = gemm_ceil(run->column_panels, run->group_panels);
-        gemm_parallel(run->gemm, run->call.batch * groups, (double)b_bytes, gemm_pack_shared_b, run);
+        gemm_parallel(run->gemm, gemm_right_count(run) * groups, (double)b_bytes, gemm_pack_shared_b, run);
         shared += b_bytes;
     }
 }

@@ -1,33 +1,16 @@
 /* The transposed product: of one column, where each vector would hold one useful element; where a copy of the left operand was made for
  * it; and where the right operand is a window, which is read in place as a left one (gemm_window.c). What it gives is turned back tile by tile.
  */
+#include "codegen_llvm/cpu.h"
 #include "runtime/gemm_internal.h"
-#include "runtime/gemm_pack.h"
+#include "runtime/gemm_isa.h"
 
-#include <string.h>
-
-enum { TURNED_BYTES = 192 * 128 }; /* of a tile's columns, two vectors */
+enum { TURNED_BYTES = 192 * 128 }; /* of a tile's columns, at least two vectors */
 
 typedef struct turned_call {
     const opq_gemm_call *call;
-    int width; /* columns that are turned at a time: two vectors */
-    bool avx512;
+    const struct opq_cpu *cpu;
 } turned_call;
-
-/* Columns [row, row + rows) of what the caller wants are there, as rows. */
-static void give_turned(const turned_call *t, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns,
-                        const void *tile, int64_t ld)
-{
-    const opq_gemm_call *call = t->call;
-    if (call->tile) {
-        call->tile(call->tile_data, batch, row, rows, column, columns, tile, ld);
-        return;
-    }
-    int64_t bytes = opq_dtype_bytes(call->dtype);
-    char *c = (char *)call->c + (batch * call->c_batch_stride + row * call->c_row_stride + column) * bytes;
-    for (int64_t i = 0; i < rows; i++)
-        memcpy(c + i * call->c_row_stride * bytes, (const char *)tile + i * ld * bytes, (size_t)(columns * bytes));
-}
 
 static void turned_tile(void *data, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns,
                         const void *tile, int64_t ld)
@@ -35,24 +18,20 @@ static void turned_tile(void *data, int64_t batch, int64_t row, int64_t rows, in
     const turned_call *t = data;
     const opq_gemm_call *call = t->call;
     _Alignas(64) char turned[TURNED_BYTES];
-    opq_dtype dtype = call->dtype == OPQ_i32 ? OPQ_f32 : call->dtype; /* bits are moved */
-    opq_pack_source source = {.from = dtype, .to = dtype, .k_stride = 1, .across_stride = ld};
-    bool fast = dtype == OPQ_f32 && !t->avx512; /* any number of columns at a time, and straight to where they shall be */
-    int64_t width = fast ? TURNED_BYTES / 4 / columns / 8 * 8 : t->width;
-    if (rows == 1) {
-        give_turned(t, batch, column, columns, row, 1, tile, 1);
-    } else if (fast && !call->tile) {
-        float *c = (float *)call->c + batch * call->c_batch_stride + column * call->c_row_stride + row;
-        opq_turn_avx2(tile, ld, rows, columns, c, call->c_row_stride);
+    const opq_gemm_isa *isa = gemm_isa(t->cpu);
+    int bytes = opq_dtype_bytes(call->dtype);
+    int64_t most = TURNED_BYTES / bytes / columns / 16 * 16;
+    if (!call->tile) {
+        char *c = (char *)call->c + (batch * call->c_batch_stride + column * call->c_row_stride + row) * bytes;
+        isa->turn(&t->cpu->target->gemm, bytes, tile, ld, rows, columns, c, call->c_row_stride);
+    } else if (rows == 1) {
+        call->tile(call->tile_data, batch, column, columns, row, 1, tile, 1);
     } else {
-        for (int64_t i = 0; i < rows; i += width) {
-            int64_t count = gemm_min(width, rows - i);
-            source.data = (const char *)tile + i * ld * opq_dtype_bytes(call->dtype);
-            if (fast)
-                opq_turn_avx2(source.data, ld, count, columns, (float *)turned, width);
-            else
-                opq_gemm_pack(t->avx512, &source, columns, count, t->width, turned, 0);
-            give_turned(t, batch, column, columns, row + i, count, turned, width);
+        for (int64_t i = 0; i < rows; i += most) {
+            int64_t count = gemm_min(most, rows - i);
+            isa->turn(&t->cpu->target->gemm, bytes, (const char *)tile + i * ld * bytes, ld, count, columns, turned,
+                      count);
+            call->tile(call->tile_data, batch, column, columns, row + i, count, turned, count);
         }
     }
 }
@@ -64,29 +43,7 @@ opq_matrix gemm_transposed(const opq_matrix *m)
     turned.column_stride = m->row_stride;
     turned.rows = m->columns;
     turned.columns = m->rows;
-    turned.padded_rows = m->padded_columns;
-    turned.padded_columns = m->padded_rows;
-    for (int g = 0; g < m->guard_count; g++) {
-        turned.guard[g].rows = m->guard[g].columns;
-        turned.guard[g].columns = m->guard[g].rows;
-    }
     return turned;
-}
-
-/* What all matrices of the batch share is packed once. */
-static opq_status run_packed(opq_gemm *gemm, opq_gemm_call *turned)
-{
-    opq_dtype to = gemm_packed_as(turned);
-    int64_t bytes = opq_gemm_packed_bytes(gemm, to, turned->k, turned->n);
-    void *packed = gemm_scratch_acquire(GEMM_SCRATCH_turned, bytes);
-    if (!packed)
-        return opq_fail(OPQ_NO_MEMORY, "gemm: no memory for %lld bytes of a packed operand", (long long)bytes);
-    turned->packed_b = packed;
-    opq_status status = opq_gemm_pack_b(gemm, to, &turned->b, turned->k, turned->n, packed);
-    if (status == OPQ_OK)
-        status = gemm_run_regions(gemm, turned, 1);
-    gemm_scratch_release(GEMM_SCRATCH_turned, packed);
-    return status;
 }
 
 bool gemm_is_turned(const opq_gemm_call *call)
@@ -98,8 +55,7 @@ bool gemm_is_turned(const opq_gemm_call *call)
 opq_status gemm_run_turned(opq_gemm *gemm, const struct opq_cpu *cpu, const opq_gemm_call *call)
 {
     opq_gemm_call turned = *call;
-    int vector = opq_gemm_vector_bytes(cpu);
-    turned_call data = {call, OPQ_GEMM_PANEL_VECTORS * vector / opq_dtype_bytes(call->dtype), vector == 64};
+    turned_call data = {call, cpu};
     turned.m = call->n;
     turned.n = call->m;
     turned.a = gemm_transposed(&call->b);
@@ -112,6 +68,5 @@ opq_status gemm_run_turned(opq_gemm *gemm, const struct opq_cpu *cpu, const opq_
         turned.tile = turned_tile;
         turned.tile_data = &data;
     }
-    bool shared = turned.batch > 1 && turned.b.batch_stride == 0 && turned.n > 1 && turned.k > 0;
-    return shared && !turned.packed_b && !turned.serial ? run_packed(gemm, &turned) : gemm_run_regions(gemm, &turned, 1);
+    return gemm_run_regions(gemm, &turned, 1);
 }

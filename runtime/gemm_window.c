@@ -1,11 +1,11 @@
 /* Left operands that are windows, read where they lie: a kernel gets a table of rows and one of columns, nothing is packed. Padding is first
- * copied around what lies in memory, zeros, so that no kernel asks for it: a ninth of what a 3 x 3 window packs.
+ * copied around what lies in memory, zeros, so that no kernel asks for it: a ninth of what a 3 x 3 window packs. Blocks do that, each for
+ * itself; of operands that are packed, or whose elements are used once, it is done before, by all threads.
  *
  *   convolution     [positions x window] x [window x channels out], which the caller wants transposed: gemm_turned.c
  *   its weights     [window x positions] x [positions x channels out], likewise
  */
 #include "codegen_llvm/cpu.h"
-#include "runtime/gemm_avx2.h"
 #include "runtime/gemm_internal.h"
 #include "runtime/gemm_pack.h"
 
@@ -15,7 +15,7 @@ enum { COLUMNS_MIN = 2 }; /* with one, each element is used once */
 
 bool gemm_is_window(opq_dtype dtype, const opq_matrix *left, int64_t n)
 {
-    return gemm_has_tables(left) && left->dtype == dtype && n >= COLUMNS_MIN && (left->guard_count == 0 || left->padded);
+    return gemm_has_tables(left) && left->dtype == dtype && n >= COLUMNS_MIN && (!left->padded || left->padded->reused);
 }
 
 static int64_t aligned(int64_t bytes) { return gemm_ceil(bytes, 64) * 64; }
@@ -33,7 +33,7 @@ static int64_t part_count(const opq_padded *padded) { return padded->count / pad
 
 static int64_t part_of(const gemm_run *run, int64_t k)
 {
-    return run->call.a.padded_columns[k] / part_count(run->call.a.padded);
+    return run->call.a.columns[k] / part_count(run->call.a.padded);
 }
 
 static int64_t copied_count(const gemm_run *run)
@@ -52,26 +52,37 @@ static int64_t copied_count(const gemm_run *run)
 int64_t gemm_window_bytes(const gemm_run *run)
 {
     const opq_matrix *a = &run->call.a;
-    if (a->guard_count > 0)
+    if (a->padded)
         return aligned(copied_count(run) * run->element_bytes);
     return aligned(a->rows ? 0 : run->call.m * 8) + aligned(a->columns ? 0 : run->call.k * 8);
 }
 
-/* A row of the copy: `head` bytes of zeros, `bytes` from memory and `tail` zeros, all multiples of 4. Rows are short: no call is made. */
-INLINE void copy_row(char *to, const char *from, int64_t head, int64_t bytes, int64_t tail)
+/* Short rows: no call is made. */
+#define AVX2 __attribute__((target("avx2")))
+
+AVX2 static inline void zero_bytes(char *to, int64_t bytes)
 {
-    for (int64_t i = 0; i < head; i += 4)
-        memset(to + i, 0, 4);
-    to += head;
-    if (bytes < 32)
-        for (int64_t i = 0; i < bytes; i += 4)
-            memcpy(to + i, from + i, 4);
-    for (int64_t i = 0; i + 32 <= bytes; i += 32)
+    for (; bytes >= 4; bytes -= 4, to += 4)
+        memset(to, 0, 4);
+    if (bytes & 2)
+        memset(to, 0, 2);
+    if (bytes & 1)
+        to[bytes & 2] = 0;
+}
+
+AVX2 static inline void copy_bytes(char *to, const char *from, int64_t bytes)
+{
+    int64_t i = 0;
+    for (; i + 32 <= bytes; i += 32)
         memcpy(to + i, from + i, 32);
-    if (bytes > 32)
+    if (bytes > 32) {
         memcpy(to + bytes - 32, from + bytes - 32, 32);
-    for (int64_t i = bytes; i < bytes + tail; i += 4)
-        memset(to + i, 0, 4);
+        return;
+    }
+    for (; i + 4 <= bytes; i += 4)
+        memcpy(to + i, from + i, 4);
+    for (; i < bytes; i++)
+        to[i] = from[i];
 }
 
 /* Indices of a dim, of which the copy has [0, count): those in [from, to) are in memory, where `at` is the first of them. */
@@ -97,7 +108,9 @@ AVX2 static void copy_plane(const struct opq_padded_dim *dim, inside rows, const
     to += rows.from * width;
     for (int64_t r = rows.from; r < rows.to; r++, from += step, to += width) {
         if (dim[1].stride == 1) {
-            copy_row(to, from, row.from * bytes, length, (row.count - row.to) * bytes);
+            zero_bytes(to, row.from * bytes);
+            copy_bytes(to + row.from * bytes, from, length);
+            zero_bytes(to + row.to * bytes, (row.count - row.to) * bytes);
             continue;
         }
         memset(to, 0, (size_t)width);
@@ -136,16 +149,15 @@ static const int64_t *table(const int64_t *known, int64_t count, int64_t stride,
 }
 
 /* Indices [first, last) of the outermost dim. */
-static void copy_parts(const gemm_run *run, int64_t batch, int64_t first, int64_t last, char *to)
+static void copy_parts(const opq_matrix *x, int64_t batch, int64_t first, int64_t last, char *to)
 {
-    const opq_matrix *a = &run->call.a;
-    const char *from = opq_pack_at(a->data, a->dtype, batch * a->batch_stride + a->padded->offset);
-    int64_t part = part_count(a->padded), bytes = run->element_bytes;
-    if (a->padded->rank > 1) {
-        copy_dims(a->padded, 0, first, last, part, from, bytes, to);
+    const char *from = opq_pack_at(x->data, x->dtype, batch * x->batch_stride + x->padded->offset);
+    int64_t bytes = opq_dtype_bytes(x->dtype);
+    if (x->padded->rank > 1) {
+        copy_dims(x->padded, 0, first, last, part_count(x->padded), from, bytes, to);
         return;
     }
-    struct opq_padded_dim one[2] = {{.count = 1, .extent = 1}, a->padded->dim[0]};
+    struct opq_padded_dim one[2] = {{.count = 1, .extent = 1}, x->padded->dim[0]};
     one[1].first += first;
     one[1].count = last - first;
     copy_plane(one, find_inside(one, 0, 1), from, bytes, to);
@@ -155,12 +167,7 @@ void gemm_window_begin(const gemm_run *run, int64_t batch, char *room, gemm_wind
 {
     const opq_matrix *a = &run->call.a;
     *out = (gemm_window){.data = opq_pack_at(a->data, a->dtype, batch * a->batch_stride)};
-    if (a->guard_count > 0) {
-        out->copy = room;
-        out->rows = a->padded_rows;
-        out->columns = a->padded_columns;
-        return;
-    }
+    out->copy = a->padded ? room : NULL;
     out->rows = table(a->rows, run->call.m, a->row_stride, room);
     out->columns = table(a->columns, run->call.k, a->column_stride, room + aligned(a->rows ? 0 : run->call.m * 8));
 }
@@ -173,9 +180,65 @@ const char *gemm_window_data(const gemm_run *run, int64_t batch, int64_t k0, int
     bool parts = in_parts(run);
     int64_t first = parts ? part_of(run, k0) : 0, last = parts ? part_of(run, k0 + k - 1) + 1 : padded->dim[0].count;
     if (first < window->first || last > window->last) {
-        copy_parts(run, batch, first, last, window->copy);
+        copy_parts(&run->call.a, batch, first, last, window->copy);
         window->first = first;
         window->last = last;
     }
     return window->copy - window->first * part_count(padded) * run->element_bytes;
+}
+
+/* ---- before a call */
+
+typedef struct whole_copy {
+    const opq_matrix *matrix;
+    int64_t parts; /* of each */
+    char *to;
+} whole_copy;
+
+static void copy_whole(void *data, int64_t begin, int64_t end)
+{
+    const whole_copy *c = data;
+    const opq_padded *padded = c->matrix->padded;
+    int64_t each = padded->dim[0].count / c->parts, bytes = padded->count / c->parts * opq_dtype_bytes(c->matrix->dtype);
+    for (int64_t i = begin; i < end; i++) {
+        int64_t first = i % c->parts * each;
+        copy_parts(c->matrix, i / c->parts, first, first + each, c->to + i * bytes);
+    }
+}
+
+int64_t gemm_padded_bytes(const opq_matrix *x)
+{
+    return (x->padded ? x->padded->count : 0) * opq_dtype_bytes(x->dtype);
+}
+
+/* A table of equal steps is a stride. */
+static void straighten(opq_matrix *x, const int64_t **table, int64_t count, int64_t *out_stride)
+{
+    const int64_t *at = *table, step = count > 1 ? at[1] - at[0] : 0;
+    for (int64_t i = 1; i < count; i++)
+        if (at[i] - at[i - 1] != step)
+            return;
+    x->data = opq_pack_at(x->data, x->dtype, at[0]);
+    *out_stride = step;
+    *table = NULL;
+}
+
+opq_status gemm_copy_padded(opq_gemm *gemm, int64_t batch, bool serial, int64_t rows, int64_t columns, opq_matrix *x,
+                            void **out_copy)
+{
+    int64_t copies = x->batch_stride ? batch : 1, bytes = copies * gemm_padded_bytes(x);
+    whole_copy c = {x, x->padded->rank > 1 ? x->padded->dim[0].count : 1,
+                    gemm_scratch_acquire(GEMM_SCRATCH_padded, bytes)};
+    if (!c.to)
+        return opq_fail(OPQ_NO_MEMORY, "gemm: no memory for %lld bytes of a padded operand", (long long)bytes);
+    if (serial)
+        copy_whole(&c, 0, copies * c.parts);
+    else
+        gemm_parallel(gemm, copies * c.parts, (double)bytes, copy_whole, &c);
+    x->data = *out_copy = c.to;
+    x->batch_stride = x->batch_stride ? x->padded->count : 0;
+    x->padded = NULL;
+    straighten(x, &x->rows, rows, &x->row_stride);
+    straighten(x, &x->columns, columns, &x->column_stride);
+    return OPQ_OK;
 }

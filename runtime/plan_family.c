@@ -91,7 +91,7 @@ static int64_t **numbers_of(const opq_plan *plan, int32_t *out_count)
 static bool is_table(const opq_matmul_step *m)
 {
     for (int o = 0; o < 2; o++)
-        if (m->matrix[o].rows || m->matrix[o].columns || m->matrix[o].padded || m->matrix[o].guard_count > 0)
+        if (m->matrix[o].rows || m->matrix[o].columns)
             return true;
     return false;
 }

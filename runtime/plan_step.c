@@ -194,18 +194,13 @@ static opq_status bind_matmul(opq_planner *p, bool alone, opq_step *step)
     memset(matmul, 0, sizeof *matmul);
     step->matmul = matmul;
     OPQ_TRY(opq_loops_contract(&step->loops, step->dims, alone, &p->plan->arena, &matmul->contract));
-    for (int o = 0; o < 2; o++) {
+    for (int o = 0; o < 2; o++)
         matmul->matrix[o] = (opq_matrix){.row_stride = matmul->contract.operand[o].row_stride,
                                          .column_stride = matmul->contract.operand[o].column_stride,
                                          .dtype = matmul->contract.operand[o].dtype,
                                          .rows = matmul->contract.operand[o].rows,
                                          .columns = matmul->contract.operand[o].columns,
-                                         .guard_count = matmul->contract.operand[o].guard_count,
-                                         .padded = matmul->contract.operand[o].padded,
-                                         .padded_rows = matmul->contract.operand[o].padded_rows,
-                                         .padded_columns = matmul->contract.operand[o].padded_columns};
-        memcpy(matmul->matrix[o].guard, matmul->contract.operand[o].guard, sizeof matmul->matrix[o].guard);
-    }
+                                         .padded = matmul->contract.operand[o].padded};
     matmul->dtype = (opq_dtype)step->loops.stmts[matmul->contract.product].dtype;
     matmul->pairs = matmul->contract.pairs;
     split_batch(matmul);

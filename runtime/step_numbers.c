@@ -42,13 +42,6 @@ static void visit_matrix(opq_step_visitor *v, opq_matrix *m, int64_t rows, int64
     v->sizes(v, &m->batch_stride, 1);
     table(v, &m->rows, rows);
     table(v, &m->columns, columns);
-    for (int g = 0; g < m->guard_count; g++) {
-        v->sizes(v, &m->guard[g].extent, 1);
-        table(v, &m->guard[g].rows, rows);
-        table(v, &m->guard[g].columns, columns);
-    }
-    table(v, &m->padded_rows, rows);
-    table(v, &m->padded_columns, columns);
 }
 
 static void visit_matmul(opq_step_visitor *v, opq_matmul_step *m)

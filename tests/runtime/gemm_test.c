@@ -185,7 +185,7 @@ static const int64_t *table_make(int64_t count, int64_t length, int64_t step, in
 enum { COPIES = 4 };
 static opq_padded copies[COPIES];
 static int copy_count;
-static bool copied = true; /* operands with guards say how to copy them */
+static bool reused = true; /* padded operands are copied block by block where they are read in place */
 
 static opq_matrix window_make(layout how, opq_dtype dtype, int64_t batch, int64_t rows, int64_t columns, guarded *out)
 {
@@ -207,11 +207,19 @@ static opq_matrix window_make(layout how, opq_dtype dtype, int64_t batch, int64_
     return x;
 }
 
+/* Where elements are in memory, and whether they are: rows[i] + columns[j] of each dim in [0, extent). */
+typedef struct place {
+    const int64_t *rows, *columns;
+    int64_t extent;
+} place;
+enum { PLACE_MEMORY, PLACE_DIMS = 3 }; /* the memory has no extent */
+static place places_of[COPIES][PLACE_DIMS];
+
 /* Images of which only what is there has memory: padding of one on each side. */
 static opq_matrix padded_make(layout how, opq_dtype dtype, int64_t batch, int64_t rows, int64_t columns, guarded *out)
 {
     enum { PLACES = 11, TAPS = 6 };
-    opq_matrix x = {.dtype = dtype, .guard_count = 2};
+    opq_matrix x = {.dtype = dtype};
     int64_t step = how == PADDED_APART ? 2 : 1, taps = how == PADDED_TAPS ? columns : rows;
     int64_t places = how == PADDED_TAPS ? rows : columns;
     int64_t height = (places + PLACES - 1) / PLACES * step - (step - 1), width = PLACES * step - (step - 1);
@@ -233,22 +241,20 @@ static opq_matrix padded_make(layout how, opq_dtype dtype, int64_t batch, int64_
         of_places[3][i] = of_places[1][i] * copied_width + of_places[2][i];
     }
     bool turned = how == PADDED_TAPS;
-    x.rows = turned ? of_places[0] : of_taps[0];
-    x.columns = turned ? of_taps[0] : of_places[0];
-    for (int g = 0; g < 2; g++)
-        x.guard[g] = (opq_matrix_guard){.extent = g ? width : height,
-                                        .rows = turned ? of_places[1 + g] : of_taps[1 + g],
-                                        .columns = turned ? of_taps[1 + g] : of_places[1 + g]};
+    const int64_t extents[PLACE_DIMS] = {0, height, width};
+    for (int d = 0; d < PLACE_DIMS; d++)
+        places_of[copy_count % COPIES][d] = (place){.extent = extents[d],
+                                                    .rows = turned ? of_places[d] : of_taps[d],
+                                                    .columns = turned ? of_taps[d] : of_places[d]};
+    x.rows = turned ? of_places[3] : of_taps[3];
+    x.columns = turned ? of_taps[3] : of_places[3];
     opq_padded *padded = &copies[copy_count++ % COPIES];
     *padded = (opq_padded){
         .rank = 3,
         .dim = {{height * width, 0, images, images}, {width, -1, copied_height, height}, {1, -1, copied_width, width}},
-        .count = images * copied_height * copied_width};
-    if (copied && padded->count > 0) {
-        x.padded = padded;
-        x.padded_rows = turned ? of_places[3] : of_taps[3];
-        x.padded_columns = turned ? of_taps[3] : of_places[3];
-    }
+        .count = images * copied_height * copied_width,
+        .reused = reused && images * copied_height * copied_width > 0};
+    x.padded = padded;
     x.batch_stride = images * height * width;
     *out = guarded_make(x.batch_stride * batch * opq_dtype_bytes(dtype));
     fill(out->data, dtype, x.batch_stride * batch);
@@ -281,11 +287,15 @@ static opq_matrix matrix_make(layout how, opq_dtype dtype, int64_t batch, int64_
 
 static double matrix_at(const opq_matrix *x, int64_t batch, int64_t row, int64_t column)
 {
-    for (int g = 0; g < x->guard_count; g++) {
-        int64_t inside = x->guard[g].rows[row] + x->guard[g].columns[column];
-        if (inside < 0 || inside >= x->guard[g].extent)
+    const place *p = x->padded ? places_of[x->padded - copies] : NULL;
+    for (int d = 1; p && d < PLACE_DIMS; d++) {
+        int64_t inside = p[d].rows[row] + p[d].columns[column];
+        if (inside < 0 || inside >= p[d].extent)
             return 0;
     }
+    if (p)
+        return value_at(x->data, x->dtype,
+                        batch * x->batch_stride + p[PLACE_MEMORY].rows[row] + p[PLACE_MEMORY].columns[column]);
     int64_t at = batch * x->batch_stride + (x->rows ? x->rows[row] : row * x->row_stride);
     return value_at(x->data, x->dtype, at + (x->columns ? x->columns[column] : column * x->column_stride));
 }
@@ -440,12 +450,6 @@ static void check_accumulated(const sample *s, opq_gemm_call call, const char *e
     call.k = s->k - k;
     call.a.columns = call.a.columns ? call.a.columns + k : NULL;
     call.b.rows = call.b.rows ? call.b.rows + k : NULL;
-    for (int g = 0; g < OPQ_MATRIX_GUARD_MAX; g++) {
-        call.a.guard[g].columns += g < call.a.guard_count ? k : 0;
-        call.b.guard[g].rows += g < call.b.guard_count ? k : 0;
-    }
-    call.a.padded_columns += call.a.padded ? k : 0;
-    call.b.padded_rows += call.b.padded ? k : 0;
     call.a.data = (const char *)call.a.data + k * call.a.column_stride * opq_dtype_bytes(call.a.dtype);
     call.b.data = (const char *)call.b.data + k * call.b.row_stride * opq_dtype_bytes(call.b.dtype);
     assert_int_equal(opq_gemm_run(gemm, &call), OPQ_OK);
@@ -510,10 +514,10 @@ static void check_shapes(int which)
                     continue;
                 sample one = {
                     s[0], s[1], s[2], s[3], (layout)a, (layout)b, dtypes[which][0], dtypes[which][1], dtypes[which][2]};
-                copied = (a + b) % 4 > 0; /* what does not say how is packed */
+                reused = (a + b) % 4 > 0;
                 check(&one);
             }
-    copied = true;
+    reused = true;
 }
 
 static void check_all(const sample *samples, size_t count)
