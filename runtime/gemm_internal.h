@@ -132,16 +132,15 @@ static inline int64_t gemm_ceil(int64_t a, int64_t b) { return (a + b - 1) / b; 
 /* From the table; what is not there is compiled. */
 opq_status gemm_kernel_find(opq_gemm *gemm, opq_gemm_element element, opq_gemm_left left, int rows, int vectors,
                             opq_gemm_kernel *out) OPQ_MUST_CHECK;
-/* gemm_kernels.c. Where another thread makes it, this one waits. */
+/* gemm_kernels.c. Where another thread makes it, this one waits, or goes on if it asks for no address. */
 opq_status gemm_kernel_make(opq_gemm *gemm, opq_gemm_element element, opq_gemm_left left, int rows, int vectors,
                             void **out_address) OPQ_MUST_CHECK;
-/* This one goes on: it will need it, and meanwhile makes others, so that threads with equal blocks do not wait for kernel after kernel. A failure is
- * told when it is needed. */
-void gemm_kernel_make_ahead(opq_gemm *gemm, opq_gemm_element element, opq_gemm_left left, int rows, int vectors);
+/* This thread will need it, and meanwhile makes others, so that threads with equal blocks do not wait for kernel after kernel. A failure is told
+ * when it is needed. */
 static inline void gemm_kernel_ahead(opq_gemm *gemm, opq_gemm_element element, opq_gemm_left left, int rows, int vectors)
 {
     if (!atomic_load_explicit(&gemm->kernel[element][left][rows][vectors].address, memory_order_relaxed))
-        gemm_kernel_make_ahead(gemm, element, left, rows, vectors);
+        (void)!gemm_kernel_make(gemm, element, left, rows, vectors, NULL);
 }
 
 /* On the host's threads; `work` multiply-adds or bytes in all. */

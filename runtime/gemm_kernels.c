@@ -115,23 +115,14 @@ opq_status gemm_kernel_make(opq_gemm *gemm, opq_gemm_element element, opq_gemm_l
     kernel_key key = {.element = element, .left = left, .rows = rows, .vectors = vectors};
     opq_status status = OPQ_OK;
     pthread_mutex_lock(&gemm->lock);
-    while (entry->is_being_made)
+    while (out_address && entry->is_being_made)
         pthread_cond_wait(&gemm->made, &gemm->lock);
-    if (!atomic_load_explicit(&entry->address, memory_order_relaxed))
+    if (!entry->is_being_made && !atomic_load_explicit(&entry->address, memory_order_relaxed))
         status = make(gemm, entry, &key);
-    *out_address = atomic_load_explicit(&entry->address, memory_order_relaxed);
+    if (out_address)
+        *out_address = atomic_load_explicit(&entry->address, memory_order_relaxed);
     pthread_mutex_unlock(&gemm->lock);
     return status;
-}
-
-void gemm_kernel_make_ahead(opq_gemm *gemm, opq_gemm_element element, opq_gemm_left left, int rows, int vectors)
-{
-    struct gemm_entry *entry = &gemm->kernel[element][left][rows][vectors];
-    kernel_key key = {.element = element, .left = left, .rows = rows, .vectors = vectors};
-    pthread_mutex_lock(&gemm->lock);
-    if (!entry->is_being_made && !atomic_load_explicit(&entry->address, memory_order_relaxed))
-        (void)!make(gemm, entry, &key);
-    pthread_mutex_unlock(&gemm->lock);
 }
 
 opq_status opq_gemm_make_kernels(opq_gemm *gemm)

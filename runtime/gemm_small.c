@@ -44,26 +44,10 @@ static opq_status run_matrix(opq_gemm *gemm, const struct opq_cpu *cpu, const op
     return OPQ_OK;
 }
 
-/* What run_matrix needs. */
-static void make_kernels(opq_gemm *gemm, const struct opq_cpu *cpu, const opq_gemm_call *call)
-{
-    int64_t tiles = gemm_ceil(call->m, cpu->target->gemm.rows_in_place), rows = call->m / tiles, longer = call->m % tiles;
-    int64_t all = call->n / lanes_of(cpu, call->dtype);
-    int64_t step = gemm_tile_vectors(cpu, longer ? rows + 1 : rows, all);
-    for (int64_t at = 0; at < all; at += step) {
-        int vectors = (int)gemm_min(step, all - at);
-        if (longer)
-            gemm_kernel_ahead(gemm, gemm_number(call->dtype), OPQ_GEMM_LEFT_ROWS, (int)rows + 1, vectors);
-        gemm_kernel_ahead(gemm, gemm_number(call->dtype), OPQ_GEMM_LEFT_ROWS, (int)rows, vectors);
-    }
-}
-
 opq_status gemm_run_small(opq_gemm *gemm, const struct opq_cpu *cpu, const opq_gemm_call *call)
 {
     _Alignas(64) char tile[TILE_BYTES];
     int64_t bytes = opq_dtype_bytes(call->dtype), ld = call->tile ? call->n : call->c_row_stride;
-    if (call->serial) /* other threads run like calls */
-        make_kernels(gemm, cpu, call);
     for (int64_t i = 0; i < call->batch; i++) {
         char *c = call->tile ? tile : (char *)call->c + i * call->c_batch_stride * bytes;
         OPQ_TRY(run_matrix(gemm, cpu, call, (const char *)call->a.data + i * call->a.batch_stride * bytes,
