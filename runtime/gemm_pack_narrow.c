@@ -12,16 +12,12 @@ static uint32_t bf16_pair(const float *x, int64_t stride)
     return opq_f32_bits(x[0]) >> 16 | (opq_f32_bits(x[stride]) & 0xffff0000);
 }
 
-static uint32_t short_pair(const float *x, int64_t stride)
-{
-    return (uint16_t)(int32_t)x[0] | (uint32_t)(int32_t)x[stride] << 16;
-}
-
-static uint32_t quad(const float *x, int64_t stride)
+/* Two or four integers. */
+static inline uint32_t integers(const float *x, int64_t stride, int count)
 {
     uint32_t word = 0;
-    for (int i = 0; i < 4; i++)
-        word |= (uint32_t)(uint8_t)(int32_t)x[i * stride] << 8 * i;
+    for (int i = count - 1; i >= 0; i--)
+        word = word << 32 / count | ((uint32_t)(int32_t)x[i * stride] & UINT32_MAX >> (32 - 32 / count));
     return word;
 }
 
@@ -33,9 +29,9 @@ static void narrow_rows(const opq_pack_source *s, int64_t k, int width, const fl
     uint32_t *words = out;
     for (int64_t i = 0; s->word > 0 && i < k; i += s->word, rows += s->word * width, words += width)
         for (int j = 0; j < width; j++)
-            words[j] = s->word == 4       ? quad(rows + j, width)
-                       : s->to == OPQ_i32 ? short_pair(rows + j, width)
-                                          : bf16_pair(rows + j, width);
+            words[j] = s->to == OPQ_f32 ? bf16_pair(rows + j, width)
+                       : s->word == 2   ? integers(rows + j, width, 2)
+                                        : integers(rows + j, width, 4);
 }
 
 /* By way of f32, some rows at a time. */
