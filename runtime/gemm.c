@@ -291,10 +291,10 @@ static opq_status run_padded(opq_gemm *gemm, const opq_gemm_call *call)
         part.c = call->tile ? NULL : (char *)call->c + i * call->c_batch_stride * bytes;
         part.tile = call->tile ? shifted_tile : NULL;
         part.tile_data = &shift;
-        for (int o = 0; o < 2 && status == OPQ_OK; o++) {
+        for (int o = 1; o >= 0 && status == OPQ_OK; o--) { /* a copy on the right may be a window, and turn the product */
             opq_matrix *x = o == 0 ? &part.a : &part.b;
             x->data = opq_pack_at(x->data, x->dtype, i * x->batch_stride);
-            if (is_padded(call, o))
+            if (is_padded(&part, o))
                 status = gemm_copy_padded(gemm, part.batch, call->serial, o == 0 ? call->m : call->k,
                                           o == 0 ? call->k : call->n, x, &copy[o]);
         }

@@ -46,7 +46,7 @@ typedef struct gemm_run {
     bool a_in_place, b_in_place;
     bool a_window;  /* a_in_place, by tables */
     bool streams_b; /* it is packed, and one row panel reads it from end to end: hardware fetches what comes */
-    bool few_rows;  /* b is transposed in registers: see gemm_few.h */
+    bool few_rows;  /* b is transposed in registers: see gemm_few_body.h */
     char *shared_a, *shared_b;         /* packed by all threads before the blocks start, or NULL */
     int64_t row_chunks, column_chunks; /* blocks per batch */
 } gemm_run;
