@@ -83,7 +83,7 @@ typedef struct opq_exported {
     const opq_exported_call *calls; /* in order of their sizes */
     int call_count;
     const opq_gemm_tiles *const *tiles; /* per opq_gemm_element; NULL: no product has any */
-    uint64_t seed, offset; /* of the random stream, where it begins */
+    uint64_t seed, offset;              /* of the random stream, where it begins */
     int64_t file_bytes;
     const char *digest; /* the last OPQ_EXPORTED_DIGEST bytes of the file */
 } opq_exported;

@@ -144,8 +144,7 @@ static void find_varies(const opq_loops *k, int from, int to, uint16_t reduced, 
             out[i] |= k->stmts[stmt->access].variables;
         else if (opq_stmt_walks(stmt))
             out[i] |= access_varies(k, stmt->access);
-        if (stmt->op ==
-            OPQ_STMT_store_add_at) /* once for each turn, also where every turn adds the same to the same place */
+        if (stmt->op == OPQ_STMT_store_add_at) /* once for each turn, also where every turn adds the same to the same place */
             out[i] = (uint16_t)-1;
         if (opq_op_reduces(stmt->op))
             out[i] &= (uint16_t)~reduced;

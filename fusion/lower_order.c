@@ -7,7 +7,6 @@
 #include "fusion/lower_state.h"
 #include "fusion/target.h"
 
-
 bool opq_lower_is_own(const opq_lower_state *state, int access)
 {
     int buffer = state->accesses[access].buffer;

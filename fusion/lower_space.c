@@ -15,7 +15,6 @@
  */
 #include "fusion/lower_cuts.h"
 
-
 /* What decides about the loops: a reduction, a matmul, or the largest stored node. */
 typedef struct members {
     opq_ref largest, reduce, matmul; /* -1: none */

@@ -243,7 +243,6 @@ void forget(bool code)
         opq_forget(context(), code);
 }
 
-
 py::dict stats()
 {
     const opq_stats stats = read_stats();

@@ -9,8 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from torch_opaque import _C
-
 D = "opaque"
 
 
