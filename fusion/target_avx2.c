@@ -43,5 +43,5 @@ const opq_target opq_target_avx2 = {
             .prefetch_places = 4, /* measured, but no figure is on record */
         },
     OPQ_TARGET_X86_NUMBERS,
-    .gemm = {OPQ_TARGET_X86_GEMM, .pack_moved_rows = 16},
+    .gemm = {OPQ_TARGET_X86_GEMM},
 };

@@ -74,6 +74,6 @@ const opq_target opq_target_avx512 = {
             .prefetch_places = 4, /* of AVX2: not measured apart */
         },
     OPQ_TARGET_X86_NUMBERS,
-    /* Hardware does not follow short runs a row apart. Rows that are moved together stay in L1. */
-    .gemm = {OPQ_TARGET_X86_GEMM, .pack_rows_ahead = 32, .pack_moved_rows = 128},
+    /* Hardware does not follow short runs a row apart. */
+    .gemm = {OPQ_TARGET_X86_GEMM, .pack_rows_ahead = 32},
 };

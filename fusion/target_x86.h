@@ -15,6 +15,7 @@
  * small_work            to choose how 16 x 16 is cut took four times as long as that product
  * small_k               a row of the left operand stays in L1
  * pack_ahead            a line at a time of each row
+ * pack_moved_rows       they stay in L1
  * l1_ways               Zen 4's, fewer than others have. To pack rows some KiB apart, of which more would be in a set, by way of a copy was 1.2 to 2.1
  *                       times as fast there
  */
@@ -24,6 +25,6 @@
     .block_bytes = 2048, .l1_group_bytes = 32 << 10, .small_b_bytes = 32 << 10, .region_bytes = 16 << 20,              \
     .serial_work = 1 << 18, .block_work = 1 << 16, .turned_k_min = 64, .turned_gain = 1.12, .near_a_bytes = 256 << 10, \
     .near_b_bytes = 768 << 10, .small_work = 1 << 17, .small_k = 512, .window_copy_bytes = 1 << 20, .pack_ahead = 64,  \
-    .transpose_cycles = 6, .element_cycles = 4, .l1_way_bytes = 4096, .l1_ways = 8
+    .pack_moved_rows = 128, .transpose_cycles = 6, .element_cycles = 4, .l1_way_bytes = 4096, .l1_ways = 8
 
 #endif

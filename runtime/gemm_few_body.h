@@ -34,6 +34,13 @@ INLINE void prefetch_next(const opq_few_rows *w, const char *b, int64_t k0, int6
         _mm_prefetch(next + (int64_t)i * LINE, _MM_HINT_T1);
 }
 
+INLINE void load_columns(const char *b, const int64_t *offset, opq_dtype from, MASK there, VECTOR *out_columns)
+{
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++)
+        out_columns[i] = load_f32(b + offset[i], from, there);
+}
+
 INLINE void multiply_columns(const opq_few_rows *w, int rows, opq_dtype from, const columns *group, int groups,
                              int64_t first)
 {
@@ -50,9 +57,10 @@ INLINE void multiply_columns(const opq_few_rows *w, int rows, opq_dtype from, co
             const char *b = group[g].b + k0 * bytes;
             if (from_memory)
                 prefetch_next(w, group[g].b, k0, bytes);
-#pragma GCC unroll 16
-            for (int i = 0; i < LANES; i++)
-                column[i] = load_f32(b + group[g].offset[i], from, first_f32(count));
+            if (WHOLE_BLOCKS && count >= LANES)
+                load_columns(b, group[g].offset, from, first_f32(LANES), column);
+            else
+                load_columns(b, group[g].offset, from, first_f32(count), column);
             transpose_f32(column);
             if (count >= LANES)
                 multiply_k(w, rows, column, k0, LANES, sum[g]);
