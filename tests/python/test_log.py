@@ -246,7 +246,7 @@ def test_gdb_knows_kernels(root, tmp_path):
     text = backtrace(OPAQUE_GDB_JIT="1")
     if "ptrace" in text or "not permitted" in text:
         pytest.skip("gdb may not trace here")
-    assert re.search(r"#0 .*\bmul_tanh_0_0 \(", text) and re.search(r"#1 .*\bopq_run_code\b", text), (
-        text
-    )
+    assert re.search(r"#0 .*\bmul_tanh_0_0 \(", text) and re.search(
+        r"#1 .*\bopq_run_code\b", text
+    ), text
     assert not re.search(r"^#0 ", backtrace(), re.M)
