@@ -8,9 +8,9 @@ typedef struct part {
     opq_chain chain;
     int product; /* statement */
     LLVMValueRef sum[OPQ_STRIP_MAX];
-    int unrolled;           /* turns of the innermost loop, made without a loop; 0: it is counted */
-    bool sliding, moves[2]; /* moves: operands of the product, with the rows */
-    bool whole;             /* every element is there */
+    int unrolled; /* turns of the innermost loop, made without a loop; 0: it is counted */
+    bool sliding;
+    bool whole; /* every element is there */
     int held_count, held_stmt[HELD_MAX];
     LLVMValueRef held[OPQ_WINDOW_MAX][HELD_MAX][OPQ_STRIP_MAX]; /* conditions of each turn that the loops around it share */
 } part;
@@ -267,16 +267,11 @@ static LLVMValueRef holds_everywhere(part *p, int stmt, int variable)
  *       row c += weight[t - c][m] * element     ascending for each c: the chain's order
  */
 
-/* Does the tree say so? Says which operand of the product moves. */
-static bool slides(part *p)
+/* Does the tree say so? */
+static bool slides(const part *p)
 {
     const opq_nest *n = p->n;
-    const opq_stmt *product = opq_nest_stmt(n, p->product);
-    if (n->rows < 0 || n->strip < 2 || loop_of(p, 0)->variables != 1u << n->rows)
-        return false;
-    for (int o = 0; o < 2; o++)
-        p->moves[o] = n->varies[product->operand[o]] >> n->rows & 1;
-    return true;
+    return n->rows >= 0 && n->strip >= 2 && loop_of(p, 0)->variables == 1u << n->rows;
 }
 
 /* 1 if all conditions of the rows hold; NULL: there are none. */
@@ -320,7 +315,7 @@ static void emit_sliding(part *p)
 {
     opq_nest *n = p->n;
     const int16_t *operand = opq_nest_stmt(n, p->product)->operand;
-    int moving = p->moves[1], rows = n->strip;
+    int moving = n->varies[operand[1]] >> n->rows & 1, rows = n->strip; /* moving: the operand that does, with the rows */
     int window = (int)loop_of(p, 0)->value.i;
     LLVMValueRef weight[OPQ_WINDOW_MAX][OPQ_WINDOW_MAX];
     for (int l = 0; l < window; l++)

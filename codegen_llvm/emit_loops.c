@@ -350,7 +350,7 @@ static void emit_units(opq_nest *n, const opq_chain *chain, int from, int to)
 }
 
 /* Does this loop count the blocks of nested ones, and makes nothing before them? */
-static bool counts_blocks(const opq_loops *k, int loop)
+static bool counts_chunks(const opq_loops *k, int loop)
 {
     int body = opq_chunks_nest(k, loop), end = k->stmts[loop].end;
     return body < end && k->stmts[body].op == OPQ_STMT_loop && k->stmts[body].within == k->stmts[loop].variable + 1 &&
@@ -364,7 +364,7 @@ static void emit_phase(opq_nest *n, int from, int to)
     opq_chain chain = {0};
     if (loop->role == OPQ_LOOP_parallel && loop->by) {
         emit_tiles(n, from, n->begin, n->end);
-    } else if (loop->role == OPQ_LOOP_parallel && counts_blocks(n->k, from)) {
+    } else if (loop->role == OPQ_LOOP_parallel && counts_chunks(n->k, from)) {
         opq_emit_chunks(n, from);
     } else if (loop->role == OPQ_LOOP_parallel) {
         chain = opq_nest_chain(n->k, from);

@@ -146,12 +146,8 @@ INLINE __m256 fma_f32(__m256 a, __m256 b, __m256 c) { return _mm256_fmadd_ps(a, 
 #define TYPE float
 #define VECTOR __m256
 #define LANES 8
-#include "runtime/gemm_pack_body.h"
 #include "runtime/gemm_few_body.h"
-#undef OF
-#undef TYPE
-#undef VECTOR
-#undef LANES
+#include "runtime/gemm_pack_body.h"
 #define OF(name) name##_f64
 #define TYPE double
 #define VECTOR __m256d

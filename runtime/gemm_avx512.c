@@ -109,12 +109,8 @@ INLINE __m512 fma_f32(__m512 a, __m512 b, __m512 c) { return _mm512_fmadd_ps(a, 
 #define TYPE float
 #define VECTOR __m512
 #define LANES 16
-#include "runtime/gemm_pack_body.h"
 #include "runtime/gemm_few_body.h"
-#undef OF
-#undef TYPE
-#undef VECTOR
-#undef LANES
+#include "runtime/gemm_pack_body.h"
 #define OF(name) name##_f64
 #define TYPE double
 #define VECTOR __m512d

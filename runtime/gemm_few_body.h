@@ -34,11 +34,16 @@ INLINE void prefetch_next(const opq_few_rows *w, const char *b, int64_t k0, int6
         _mm_prefetch(next + (int64_t)i * LINE, _MM_HINT_T1);
 }
 
-INLINE void load_columns(const char *b, const int64_t *offset, opq_dtype from, MASK there, VECTOR *out_columns)
+/* `count` of k, LANES at most, of the LANES columns at `b`. */
+INLINE void multiply_block(const opq_few_rows *w, int rows, opq_dtype from, const char *b, const int64_t *offset,
+                           int64_t k0, int64_t count, VECTOR *sum)
 {
+    VECTOR column[LANES];
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++)
-        out_columns[i] = load_f32(b + offset[i], from, there);
+        column[i] = load_f32(b + offset[i], from, first_f32(count));
+    transpose_f32(column);
+    multiply_k(w, rows, column, k0, count, sum);
 }
 
 INLINE void multiply_columns(const opq_few_rows *w, int rows, opq_dtype from, const columns *group, int groups,
@@ -52,20 +57,13 @@ INLINE void multiply_columns(const opq_few_rows *w, int rows, opq_dtype from, co
             sum[g][r] = fill_f32(0);
     for (int64_t k0 = 0; k0 < w->k; k0 += LANES)
         for (int g = 0; g < groups; g++) {
-            int64_t count = w->k - k0;
-            VECTOR column[LANES];
             const char *b = group[g].b + k0 * bytes;
             if (from_memory)
                 prefetch_next(w, group[g].b, k0, bytes);
-            if (WHOLE_BLOCKS && count >= LANES)
-                load_columns(b, group[g].offset, from, first_f32(LANES), column);
+            if (w->k - k0 >= LANES) /* without masks */
+                multiply_block(w, rows, from, b, group[g].offset, k0, LANES, sum[g]);
             else
-                load_columns(b, group[g].offset, from, first_f32(count), column);
-            transpose_f32(column);
-            if (count >= LANES)
-                multiply_k(w, rows, column, k0, LANES, sum[g]);
-            else
-                multiply_k(w, rows, column, k0, count, sum[g]);
+                multiply_block(w, rows, from, b, group[g].offset, k0, w->k - k0, sum[g]);
         }
     for (int g = 0; g < groups; g++)
         for (int r = 0; r < rows; r++)

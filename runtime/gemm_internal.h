@@ -117,6 +117,7 @@ static inline double gemm_work(const opq_gemm_call *call)
 }
 static inline int64_t gemm_min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t gemm_ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static inline int64_t gemm_lines(int64_t bytes) { return gemm_ceil(bytes, 64) * 64; } /* whole ones of a cache */
 
 /* OPQ_INTERNAL: there is none, of a kind of element that a model was exported without. */
 opq_status gemm_kernel_find(const opq_gemm *gemm, opq_gemm_element element, opq_gemm_left left, int rows, int vectors,

@@ -1,5 +1,5 @@
 /* Packing of panels, for an instruction set and a type of elements. No include guard: gemm_avx2.c and gemm_avx512.c define what is in capitals
- * and include this.
+ * and include this, which undefines what is of the type.
  *
  * Neighbours across are contiguous: copy. Neighbours along k are contiguous: transpose LANES x LANES blocks in registers. Rows that do not
  * exist are read as copies of the last one, so nothing branches.
@@ -114,3 +114,8 @@ INLINE void OF(copy_moves)(const opq_pack_source *s, opq_dtype from, int64_t k, 
             }
         }
 }
+
+#undef OF
+#undef TYPE
+#undef VECTOR
+#undef LANES

@@ -18,8 +18,6 @@ bool gemm_is_window(opq_dtype dtype, const opq_matrix *left, int64_t n)
     return gemm_has_tables(left) && left->dtype == dtype && n >= COLUMNS_MIN && (!left->padded || left->padded->reused);
 }
 
-static int64_t aligned(int64_t bytes) { return gemm_ceil(bytes, 64) * 64; }
-
 /* Is the copy made block by block of k, as the outermost dim goes? */
 static bool in_parts(const gemm_run *run)
 {
@@ -53,8 +51,8 @@ int64_t gemm_window_bytes(const gemm_run *run)
 {
     const opq_matrix *a = &run->call.a;
     if (a->padded)
-        return aligned(copied_count(run) * run->element_bytes);
-    return aligned(a->rows ? 0 : run->call.m * 8) + aligned(a->columns ? 0 : run->call.k * 8);
+        return gemm_lines(copied_count(run) * run->element_bytes);
+    return gemm_lines(a->rows ? 0 : run->call.m * 8) + gemm_lines(a->columns ? 0 : run->call.k * 8);
 }
 
 /* Short rows: no call is made. */
@@ -169,7 +167,7 @@ void gemm_window_begin(const gemm_run *run, int64_t batch, char *room, gemm_wind
     *out = (gemm_window){.data = opq_pack_at(a->data, a->dtype, batch * a->batch_stride)};
     out->copy = a->padded ? room : NULL;
     out->rows = table(a->rows, run->call.m, a->row_stride, room);
-    out->columns = table(a->columns, run->call.k, a->column_stride, room + aligned(a->rows ? 0 : run->call.m * 8));
+    out->columns = table(a->columns, run->call.k, a->column_stride, room + gemm_lines(a->rows ? 0 : run->call.m * 8));
 }
 
 const char *gemm_window_data(const gemm_run *run, int64_t batch, int64_t k0, int64_t k, gemm_window *window)

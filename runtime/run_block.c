@@ -48,8 +48,6 @@ static int64_t rows_of(const block_run *r, int i)
     return sums_rows(r, i) ? contract_of(r, i)->k : contract_of(r, i)->m;
 }
 
-static int64_t round_up(int64_t bytes) { return gemm_ceil(bytes, 64) * 64; }
-
 /* Of one thread. */
 typedef struct memory {
     char *data;
@@ -334,8 +332,8 @@ static void find_blocks(block_run *r)
     int64_t most = CACHE_BYTES / (row_bytes * (block->place_count > 1 && block->sums ? block->place_count : 1));
     most = most < ROWS_MIN ? ROWS_MIN : gemm_min(most, r->causal ? ROWS_CAUSAL_MAX : ROWS_MAX);
     r->blocks = gemm_ceil(r->matrix_rows, most);
-    r->matrix_bytes = round_up(gemm_ceil(r->matrix_rows, r->blocks) * row_bytes);
-    r->local_bytes = round_up(gemm_ceil(r->matrix_rows, r->blocks) * 8);
+    r->matrix_bytes = gemm_lines(gemm_ceil(r->matrix_rows, r->blocks) * row_bytes);
+    r->local_bytes = gemm_lines(gemm_ceil(r->matrix_rows, r->blocks) * 8);
 }
 
 static void divide_memory(block_run *r)
@@ -350,7 +348,7 @@ static void divide_memory(block_run *r)
         else if (r->kept[i] == NULL && r->blocks > 1)
             bytes = opq_gemm_packed_bytes(r->run->runtime->gemm, product_of(r, i)->matmul->dtype, c->k, c->n);
         r->own_at[i] = r->bytes;
-        r->own_bytes[i] = round_up(bytes);
+        r->own_bytes[i] = gemm_lines(bytes);
         r->bytes += r->own_bytes[i];
     }
 }
