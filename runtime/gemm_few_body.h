@@ -55,16 +55,15 @@ INLINE void multiply_columns(const opq_few_rows *w, int rows, opq_dtype from, co
     for (int g = 0; g < groups; g++)
         for (int r = 0; r < rows; r++)
             sum[g][r] = fill_f32(0);
-    for (int64_t k0 = 0; k0 < w->k; k0 += LANES)
+    int64_t k0 = 0;
+    for (; k0 + LANES <= w->k; k0 += LANES)
         for (int g = 0; g < groups; g++) {
-            const char *b = group[g].b + k0 * bytes;
             if (from_memory)
                 prefetch_next(w, group[g].b, k0, bytes);
-            if (w->k - k0 >= LANES) /* without masks */
-                multiply_block(w, rows, from, b, group[g].offset, k0, LANES, sum[g]);
-            else
-                multiply_block(w, rows, from, b, group[g].offset, k0, w->k - k0, sum[g]);
+            multiply_block(w, rows, from, group[g].b + k0 * bytes, group[g].offset, k0, LANES, sum[g]);
         }
+    for (int g = 0; g < groups && k0 < w->k; g++)
+        multiply_block(w, rows, from, group[g].b + k0 * bytes, group[g].offset, k0, w->k - k0, sum[g]);
     for (int g = 0; g < groups; g++)
         for (int r = 0; r < rows; r++)
             store_f32(w->c + r * w->c_row_stride + first + LANES * g, first_f32(group[g].count), sum[g][r]);
