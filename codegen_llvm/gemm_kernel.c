@@ -18,10 +18,7 @@
 #include <string.h>
 
 enum { TILE_MAX = 32, ARGUMENTS = 13 };
-enum {
-    LINE = 64,
-    AHEAD = 2048
-}; /* bytes of a panel that is widened: what a turn reads of it, and how far from there the next are asked for */
+enum { LINE = 64 }; /* bytes of a panel that is widened: what a turn reads of it */
 enum {
     ARG_A,
     ARG_A_STRIDE,
@@ -264,7 +261,8 @@ static state emit_loop(kernel *g, const state *before, int unroll)
         multiply_step(g, &s, u);
     if (g->kind == OPQ_GEMM_WIDENED) /* it may be made for one row, which has nothing but memory to wait for */
         for (int v = 0; v < g->vectors; v += OPQ_GEMM_PANEL_VECTORS)
-            touch(g, advance(g, advance(g, s.b, g->panel_offset[v]), constant(g, AHEAD)), false);
+            touch(g, advance(g, advance(g, s.b, g->panel_offset[v]), constant(g, g->e->cpu->target->gemm.widened_ahead)),
+                  false);
     else
         touch(g, s.prefetch, false);
     s.prefetch = advance(g, s.prefetch, LLVMBuildMul(builder, g->arg[ARG_STEP], constant(g, unroll), ""));

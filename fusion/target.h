@@ -44,8 +44,9 @@ typedef struct opq_target_gemm {
     int64_t near_a_bytes, near_b_bytes; /* packed left rows at a time, where a right operand of so many bytes stays near */
     int64_t small_work, small_k;        /* multiply-adds, terms: of products as they lie (gemm_small.c) */
     int64_t window_copy_bytes;          /* of a padded copy of a window that is made at once */
-    int64_t pack_ahead, pack_rows_ahead;      /* elements along k, and rows of k of f32, that packers look ahead */
-    int64_t pack_moved_rows;                  /* of a window, that are packed together */
+    int64_t pack_ahead, pack_rows_ahead; /* elements along k, and rows of k of f32, that packers look ahead */
+    int64_t widened_ahead;   /* bytes of each panel of i8 that is widened, which comes from memory, as a rule */
+    int64_t pack_moved_rows; /* of a window, that are packed together */
     int64_t transpose_cycles, element_cycles; /* of packing: of a row of a square of vectors; of an element by itself */
     int64_t l1_way_bytes, l1_ways;
 } opq_target_gemm;
