@@ -158,6 +158,21 @@ static void hold_conditions(part *p)
 
 /* ---- the loops around it */
 
+/* Of rows beside each other: what the next ones will read of this row of the window. Of a window that is counted the last rows do: their windows reach
+ * over what the others look ahead to. */
+static void look_ahead(part *p)
+{
+    opq_nest *n = p->n;
+    const opq_stmt *loop = loop_of(p, innermost(p));
+    for (int copy = p->unrolled ? 0 : n->strip - 2; copy < n->strip && n->rows >= 0 && n->strip > 1; copy++) {
+        opq_nest_use_copy(n, copy);
+        for (int i = p->chain.loop[innermost(p)] + 1; i < loop->end; i++)
+            if (opq_nest_stmt(n, i)->op == OPQ_STMT_load)
+                opq_nest_look_ahead(n, opq_nest_stmt(n, i)->access);
+    }
+    opq_nest_use_copy(n, 0);
+}
+
 /* One way where `which` holds, else the other. */
 static void emit_either(part *p, LLVMValueRef which, void (*one)(part *p), void (*other)(part *p))
 {
@@ -216,6 +231,7 @@ static void emit_level(part *p, int level)
 {
     opq_nest *n = p->n;
     if (level == innermost(p)) {
+        look_ahead(p);
         emit_guarded(p);
         return;
     }
@@ -321,6 +337,11 @@ static void emit_sliding(part *p)
     for (int l = 0; l < window; l++)
         for (int m = 0; m < p->unrolled; m++)
             weight[l][m] = emit_element(p, false, 0, l, m, operand[!moving]);
+    opq_places places = opq_nest_places(n);
+    n->index[loop_of(p, 0)->variable] = opq_i64(n->e, window - 1);
+    opq_nest_bind(n, 1u << loop_of(p, 0)->variable);
+    look_ahead(p);
+    opq_nest_return(n, &places);
     for (int t = 0; t < rows + window - 1; t++)
         for (int m = 0; m < p->unrolled; m++) {
             int copy = t < rows ? t : rows - 1;

@@ -28,6 +28,8 @@ static void emit_copies(opq_nest *n, int rows, int strip, int count, LLVMValueRe
     }
     opq_nest_return(n, &apart);
     n->strip = count;
+    n->prefetch_row = variable;
+    n->prefetch_rows = count;
     opq_nest_run(n, rows + 1, strip);
     opq_loop loop;
     opq_loop_begin(n, &loop, opq_i64(n->e, 0), n->extent[opq_nest_stmt(n, strip)->variable], n->e->lanes, NULL, 0);
@@ -36,7 +38,7 @@ static void emit_copies(opq_nest *n, int rows, int strip, int count, LLVMValueRe
     opq_nest_mask(n, NULL);
     opq_loop_end(n, &loop, NULL);
     n->strip = 1;
-    n->rows = -1;
+    n->rows = n->prefetch_row = -1;
     opq_nest_use_copy(n, 0);
     opq_nest_return(n, &places);
 }

@@ -129,6 +129,8 @@ void opq_nest_enter_locals(opq_nest *n, int from, int to);
 void opq_nest_keep(opq_nest *n, int stmt);
 LLVMValueRef opq_nest_kept(opq_nest *n, int stmt);
 void opq_nest_prefetch(opq_nest *n, LLVMValueRef pointer, int ahead); /* bytes */
+/* What a load would ask for ahead if n->prefetch were set. */
+void opq_nest_look_ahead(opq_nest *n, int access);
 /* Element at `pointer` + this copy's lanes: stride class and step (elements) along the lanes. */
 LLVMValueRef opq_memory_load(opq_nest *n, opq_dtype dtype, opq_stride stride, LLVMValueRef step, LLVMValueRef pointer,
                              LLVMValueRef mask);

@@ -331,7 +331,7 @@ static void prefetch(opq_nest *n, int access, LLVMValueRef pointer)
     LLVMBuilderRef b = n->e->builder;
     opq_stride stride = opq_nest_stride(n, access);
     bool near = n->prefetch_row >= 0 ? stride < OPQ_STRIDE_any && stride != OPQ_STRIDE_zero : stride == OPQ_STRIDE_one;
-    if (!n->prefetch || !near)
+    if (!near)
         return;
     if (n->prefetch_row < 0) {
         opq_nest_prefetch(n, pointer, n->e->cpu->target->prefetch_bytes);
@@ -339,8 +339,12 @@ static void prefetch(opq_nest *n, int access, LLVMValueRef pointer)
         LLVMValueRef rows = opq_i64(n->e, n->prefetch_rows);
         pointer = advance(n, (opq_dtype)a->dtype, pointer, LLVMBuildMul(b, rows, n->stride[access][n->prefetch_row], ""));
         opq_nest_prefetch(n, pointer, 0);
+        if (stride > OPQ_STRIDE_one) /* lanes that lie apart are in two lines */
+            opq_nest_prefetch(n, pointer, n->e->lanes * opq_dtype_bytes((opq_dtype)a->dtype));
     }
 }
+
+void opq_nest_look_ahead(opq_nest *n, int access) { prefetch(n, access, opq_nest_pointer(n, access, NULL)); }
 
 LLVMValueRef opq_nest_both(opq_nest *n, LLVMValueRef a, LLVMValueRef b)
 {
@@ -387,7 +391,8 @@ LLVMValueRef opq_nest_load(opq_nest *n, int stmt)
     if (n->tile[access])
         return opq_tile_lanes(n, (opq_dtype)opq_nest_stmt(n, stmt)->dtype, n->tile[access]);
     LLVMValueRef pointer = opq_nest_pointer(n, access, NULL);
-    prefetch(n, access, pointer);
+    if (n->prefetch)
+        prefetch(n, access, pointer);
     opq_dtype dtype = (opq_dtype)n->k->accesses[access].dtype;
     LLVMValueRef mask = n->mask, uniform, lanes;
     opq_stride stride = opq_nest_stride(n, access);

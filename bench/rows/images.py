@@ -43,6 +43,19 @@ def depthwise_3x3_96x56x56():
     )
 
 
+def depthwise_by_2(size):
+    return lambda x, w: F.conv2d(x, w, stride=2, padding=size // 2, groups=96), (
+        torch.randn(8, 96, 112, 112),
+        torch.randn(96, 1, size, size),
+    )
+
+
+for _size in (3, 5):
+    row(f"depthwise_{_size}x{_size}_8x96x112x112_by_2", bytes=20 * 8 * 96 * 56 * 56)(
+        functools.partial(depthwise_by_2, _size)
+    )
+
+
 @row(bytes=5 * 64 * 56 * 56)
 def max_pool_3_by_2_64x56x56():
     return lambda x: F.max_pool2d(x, 3, 2, 1), (torch.randn(1, 64, 56, 56),)
