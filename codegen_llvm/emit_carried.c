@@ -113,12 +113,14 @@ static void emit_rows(opq_nest *n, int loop, LLVMValueRef from, LLVMValueRef to,
     int leaf = chain.loop[chain.count - 1], row = n->prefetch_row;
     int cost = opq_nest_cost(n, n->vector, leaf + 1, opq_nest_stmt(n, leaf)->end) * n->strip;
     n->prefetch_row = opq_nest_stmt(n, leaf)->variable;
+    opq_nest_find_ahead(n, leaf);
     if (block && cost * block <= n->e->cpu->target->strip.unroll_cost_max) {
         for (int64_t k = 0; k < block; k++)
             emit_row(n, &chain, &odometer, LLVMBuildAdd(n->e->builder, from, opq_i64(n->e, k), ""));
     } else {
         emit_each(n, loop, NULL, from, to);
     }
+    memset(n->ahead, 0, sizeof n->ahead);
     n->prefetch_row = row;
 }
 
@@ -325,10 +327,10 @@ static void emit_blocks(opq_nest *n, const blocks *loop, LLVMValueRef from, LLVM
     LLVMValueRef next = LLVMBuildAdd(b, c.loop.index, step, "");
     n->prefetch = !loop->nest;
     emit_body(n, loop, c.loop.index, loop->nest ? opq_nest_smaller(n, next, to) : next, !loop->nest);
-    n->prefetch = false;
     end(n, &c);
     if (!loop->nest)
         emit_body(n, loop, end_of_whole, to, false);
+    n->prefetch = false;
 }
 
 void opq_emit_blocks(opq_nest *n, int loop)

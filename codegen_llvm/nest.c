@@ -140,6 +140,7 @@ opq_status opq_nest_open(opq_nest *n, opq_emitter *e, const opq_loops *loops, co
     for (int a = 0; a < loops->access_count; a++)
         open_access(n, a);
     open_locals(n);
+    n->start = LLVMGetInsertBlock(e->builder);
     return OPQ_OK;
 }
 

@@ -68,8 +68,10 @@ typedef struct opq_nest {
     LLVMValueRef mask; /* the same as <lanes x i1>; NULL: all */
     LLVMValueRef tile[OPQ_ACCESS_MAX]; /* where this turn's lanes, which lie apart, were brought side by side (emit_tile.c); NULL: nowhere */
     bool prefetch;
-    int prefetch_row;  /* variable whose next rows are looked ahead to; -1: the target's prefetch_bytes */
-    int prefetch_rows; /* so many of them */
+    int prefetch_row;        /* variable whose next rows are looked ahead to; -1: the target's prefetch_bytes */
+    int prefetch_rows;       /* so many of them */
+    LLVMBasicBlockRef start; /* of the kernel: extents and strides are there */
+    LLVMValueRef ahead[OPQ_ACCESS_MAX]; /* bytes that loads look ahead instead; NULL: that */
 } opq_nest;
 
 static inline const opq_stmt *opq_nest_stmt(const opq_nest *n, int i) { return &n->k->stmts[i]; }
@@ -129,6 +131,9 @@ void opq_nest_enter_locals(opq_nest *n, int from, int to);
 void opq_nest_keep(opq_nest *n, int stmt);
 LLVMValueRef opq_nest_kept(opq_nest *n, int stmt);
 void opq_nest_prefetch(opq_nest *n, LLVMValueRef pointer, int ahead); /* bytes */
+/* Where a loop is so short that what comes next is the next turn of the loop around: loads of its body look ahead along that. Its turns are lanes, or
+ * look ahead to n->prefetch_row. */
+void opq_nest_find_ahead(opq_nest *n, int loop);
 /* What a load would ask for ahead if n->prefetch were set. */
 void opq_nest_look_ahead(opq_nest *n, int access);
 /* Element at `pointer` + this copy's lanes: stride class and step (elements) along the lanes. */

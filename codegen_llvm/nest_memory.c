@@ -314,38 +314,6 @@ LLVMValueRef opq_nest_pointer(opq_nest *n, int access, LLVMValueRef extra_offset
     return offset ? advance(n, dtype, pointer, offset) : pointer;
 }
 
-void opq_nest_prefetch(opq_nest *n, LLVMValueRef pointer, int ahead)
-{
-    LLVMTypeRef type = LLVMTypeOf(pointer);
-    LLVMValueRef bytes = opq_i64(n->e, ahead);
-    if (ahead > 0)
-        pointer = LLVMBuildGEP2(n->e->builder, LLVMInt8TypeInContext(n->e->context), pointer, &bytes, 1, "");
-    LLVMValueRef args[4] = {pointer, opq_int(n->e, 32, 0), opq_int(n->e, 32, 3), opq_int(n->e, 32, 1)};
-    opq_intrinsic(n->e, "llvm.prefetch", &type, 1, args, 4);
-}
-
-/* Looks ahead along the stream: some bytes of it, or some rows down where rows are what comes next. */
-static void prefetch(opq_nest *n, int access, LLVMValueRef pointer)
-{
-    const opq_access *a = &n->k->accesses[access];
-    LLVMBuilderRef b = n->e->builder;
-    opq_stride stride = opq_nest_stride(n, access);
-    bool near = n->prefetch_row >= 0 ? stride < OPQ_STRIDE_any && stride != OPQ_STRIDE_zero : stride == OPQ_STRIDE_one;
-    if (!near)
-        return;
-    if (n->prefetch_row < 0) {
-        opq_nest_prefetch(n, pointer, n->e->cpu->target->prefetch_bytes);
-    } else if (a->stride[n->prefetch_row] == OPQ_STRIDE_any) {
-        LLVMValueRef rows = opq_i64(n->e, n->prefetch_rows);
-        pointer = advance(n, (opq_dtype)a->dtype, pointer, LLVMBuildMul(b, rows, n->stride[access][n->prefetch_row], ""));
-        opq_nest_prefetch(n, pointer, 0);
-        if (stride > OPQ_STRIDE_one) /* lanes that lie apart are in two lines */
-            opq_nest_prefetch(n, pointer, n->e->lanes * opq_dtype_bytes((opq_dtype)a->dtype));
-    }
-}
-
-void opq_nest_look_ahead(opq_nest *n, int access) { prefetch(n, access, opq_nest_pointer(n, access, NULL)); }
-
 LLVMValueRef opq_nest_both(opq_nest *n, LLVMValueRef a, LLVMValueRef b)
 {
     return a && b ? LLVMBuildAnd(n->e->builder, a, b, "") : a ? a : b;
@@ -392,7 +360,7 @@ LLVMValueRef opq_nest_load(opq_nest *n, int stmt)
         return opq_tile_lanes(n, (opq_dtype)opq_nest_stmt(n, stmt)->dtype, n->tile[access]);
     LLVMValueRef pointer = opq_nest_pointer(n, access, NULL);
     if (n->prefetch)
-        prefetch(n, access, pointer);
+        opq_nest_look_ahead(n, access);
     opq_dtype dtype = (opq_dtype)n->k->accesses[access].dtype;
     LLVMValueRef mask = n->mask, uniform, lanes;
     opq_stride stride = opq_nest_stride(n, access);

@@ -81,8 +81,9 @@ typedef struct opq_target {
         int grouped;             /* multiplications of a group of their turns */
         int prefetch_rows, prefetch_places; /* turns that they look ahead, with lanes along places and elsewhere */
     } strip;
-    int turn_per_chunk;     /* elements of a tiled loop's turn for each chunk (emit_chunks.c) */
-    int prefetch_bytes;     /* that a contiguous loop looks ahead */
+    int turn_per_chunk;      /* elements of a tiled loop's turn for each chunk (emit_chunks.c) */
+    int prefetch_bytes;      /* that a contiguous loop looks ahead */
+    int prefetch_short_rows; /* where a row is shorter: rows */
     int shared_math_weight; /* instructions of math functions of a kernel from which on they are called: emit_shared.c */
 
     opq_target_gemm gemm;

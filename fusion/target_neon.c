@@ -31,6 +31,7 @@ const opq_target opq_target_neon = {
         },
     .turn_per_chunk = 32,
     .prefetch_bytes = 2048,
+    .prefetch_short_rows = 8,
     .shared_math_weight = 600,
 
     /* The engine packs with instructions of x86: its products are made as their trees stand, and this is not used. */

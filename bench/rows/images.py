@@ -56,6 +56,20 @@ for _size in (3, 5):
     )
 
 
+SHORT_ROWS = {
+    "slice": (lambda x: x[:, :, 1:-1, 1:-1] * 2, 2.0),
+    "flip": (lambda x: x.flip(-1), 2.0),
+    "sum": (lambda x: x.sum(-1), 1.0),
+    "layer_norm": (lambda x: F.layer_norm(x, (28,)), 2.0),
+    "max_pool_2": (lambda x: F.max_pool2d(x, 2), 1.25),
+    "avg_pool_2": (lambda x: F.avg_pool2d(x, 2), 1.25),
+}
+for _name, (_function, _moved) in SHORT_ROWS.items():
+    row(f"{_name}_16x512x28x28", bytes=4 * _moved * 16 * 512 * 28 * 28)(
+        lambda function=_function: (function, (torch.randn(16, 512, 28, 28),))
+    )
+
+
 @row(bytes=5 * 64 * 56 * 56)
 def max_pool_3_by_2_64x56x56():
     return lambda x: F.max_pool2d(x, 3, 2, 1), (torch.randn(1, 64, 56, 56),)
