@@ -556,7 +556,9 @@ def test_the_overview_says_what_ran_unwatched(page, explanation):
 
 def test_compare_and_diff(page, visit, explanation, tmp_path):
     assert "12 ms" in tab(page, "compare").inner_text()
-    text = tab(page, "diff").inner_text()
+    panel = tab(page, "diff")
+    panel.locator(".row").first.wait_for()  # tables draw their rows with the next frame
+    text = panel.inner_text()
     assert "%3 = tanh f32[2] %2\n" in text and "\u00d7 2" in text and "h.*" in text
     assert "NaN" in text and "before" in text and "3 kB" in text and "1.50\u00d7" in text
     explanation.to_html(tmp_path / "x.html")
