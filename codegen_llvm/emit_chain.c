@@ -164,7 +164,9 @@ static void look_ahead(part *p)
 {
     opq_nest *n = p->n;
     const opq_stmt *loop = loop_of(p, innermost(p));
-    for (int copy = p->unrolled ? 0 : n->strip - 2; copy < n->strip && n->rows >= 0 && n->strip > 1; copy++) {
+    if (n->rows < 0 || n->strip == 1)
+        return;
+    for (int copy = p->unrolled ? 0 : n->strip - 2; copy < n->strip; copy++) {
         opq_nest_use_copy(n, copy);
         for (int i = p->chain.loop[innermost(p)] + 1; i < loop->end; i++)
             if (opq_nest_stmt(n, i)->op == OPQ_STMT_load)

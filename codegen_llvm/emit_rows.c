@@ -12,7 +12,7 @@
 /* `count` rows from `first` on. */
 static void emit_copies(opq_nest *n, int rows, int strip, int count, LLVMValueRef first)
 {
-    int variable = opq_nest_stmt(n, rows)->variable;
+    int variable = opq_nest_stmt(n, rows)->variable, row = n->prefetch_row, turns = n->prefetch_rows;
     size_t values = (size_t)n->k->stmt_count + 1;
     opq_places places = opq_nest_places(n), apart = places;
     n->strip = 1;
@@ -38,7 +38,9 @@ static void emit_copies(opq_nest *n, int rows, int strip, int count, LLVMValueRe
     opq_nest_mask(n, NULL);
     opq_loop_end(n, &loop, NULL);
     n->strip = 1;
-    n->rows = n->prefetch_row = -1;
+    n->rows = -1;
+    n->prefetch_row = row;
+    n->prefetch_rows = turns;
     opq_nest_use_copy(n, 0);
     opq_nest_return(n, &places);
 }

@@ -240,24 +240,13 @@ static void emit_copies(opq_nest *n, const opq_span *span, int copies, LLVMValue
         rotate(carried, span->carried, copies * group);
 }
 
-/* Of a tile, what comes next is the next row's piece. */
-static bool is_in_tile(const opq_nest *n)
-{
-    for (int a = 0; a < n->k->access_count; a++)
-        if (n->tile[a])
-            return true;
-    return false;
-}
-
 void opq_nest_span(opq_nest *n, const opq_span *span, LLVMValueRef from, LLVMValueRef to, LLVMValueRef *carried)
 {
     LLVMBuilderRef b = n->e->builder;
     int before = n->vector, vector = opq_nest_stmt(n, span->loop)->variable, lanes = n->e->lanes;
     n->vector = vector;
     opq_nest_enter_locals(n, span->loop + 1, opq_nest_stmt(n, span->loop)->end);
-    bool in_tile = is_in_tile(n);
-    if (!in_tile)
-        opq_nest_find_ahead(n, span->loop);
+    opq_nest_find_ahead(n, span->loop);
     int whole = (span->rotate ? span->rotate : span->copies) * lanes;
     LLVMValueRef length = LLVMBuildSub(b, to, from, "");
     LLVMValueRef main_end = LLVMBuildAdd(b, from, LLVMBuildAnd(b, length, opq_i64(n->e, -(int64_t)whole), ""), "");
@@ -278,7 +267,7 @@ void opq_nest_span(opq_nest *n, const opq_span *span, LLVMValueRef from, LLVMVal
     opq_loop_begin(n, &loop, main_end, tail_end, lanes, carried, span->carried);
     n->index[vector] = loop.index;
     opq_nest_mask(n, LLVMBuildSub(b, to, loop.index, ""));
-    n->prefetch = !in_tile; /* rows may be so short that this is all of them */
+    n->prefetch = true; /* rows may be so short that this is all of them */
     emit_copies(n, span, 1, carried);
     n->prefetch = false;
     opq_nest_mask(n, NULL);

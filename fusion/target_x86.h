@@ -5,7 +5,7 @@
 /* Of opq_target, from turn_per_chunk on, and of its gemm.
  *
  * turn_per_chunk        some tiles in each direction
- * prefetch_short_rows   4 to 16 are alike: 64 of 2304 columns 2.0 to 2.4 times as fast as with none, their sums 3.7, rows of 28 elements 1.7 to 4.4,
+ * prefetch_short_rows   4 to 16 are alike on Zen 5: 64 of 2304 columns 2.0 to 2.4 times as fast as with none, their sums 3.7, rows of 28 elements 1.7 to 4.4,
  *                       pools 3.5 to 6.5
  * shared_math_weight    some 9 sin or 40 tanh. Below, inlined code is up to a fifth faster (16 sin, 24 tanh) and compiles in some tens of milliseconds;
  *                       from 30 functions on it is no faster, and 50 sin compile in 12 ms in place of 260
@@ -17,7 +17,7 @@
  * small_work            to choose how 16 x 16 is cut took four times as long as that product
  * small_k               a row of the left operand stays in L1
  * pack_ahead            a line at a time of each row
- * widened_ahead         one row on Zen 4 with AVX-512, 45 MB: 41 GB/s with 2048, 50 with 3072, 53 with 4096, 42 with 8192; 360 MB: 35, 35, 33, 31. With AVX2
+ * widened_ahead         one row on Zen 5 with AVX-512, 45 MB: 41 GB/s with 2048, 50 with 3072, 53 with 4096, 42 with 8192; 360 MB: 35, 35, 33, 31. With AVX2
  *                       30 of 45 MB with any
  * pack_moved_rows       they stay in L1
  * l1_ways               Zen 4's, fewer than others have. To pack rows some KiB apart, of which more would be in a set, by way of a copy was 1.2 to 2.1
