@@ -35,8 +35,8 @@ static void print_add(opq_c_printer *p, int i, opq_loop_role role)
 {
     const opq_stmt *stmt = &p->k->stmts[i];
     opq_c_line(p);
-    if (role == OPQ_LOOP_pairs) {
-        ADD(p, "opq_pairs_add(&fold%d, v%d, v%d);\n", i, stmt->operand[0], stmt->operand[1]);
+    if (opq_loop_pairs(role)) {
+        ADD(p, "opq_pairs_add(&fold%d, v%d, v%d, %d);\n", i, stmt->operand[0], stmt->operand[1], opq_loop_pairs(role));
         return;
     }
     if (opq_op_contracts(stmt->op) && stmt->dtype == OPQ_i32) {
@@ -70,9 +70,9 @@ static void print_folds(opq_c_printer *p, int loop, bool behind)
             ADD(p, "%s v%d = 0;\n", opq_c_type((opq_dtype)stmts[i].dtype), i);
             continue;
         }
-        if (role == OPQ_LOOP_pairs) {
+        if (opq_loop_pairs(role)) {
             if (behind)
-                ADD(p, "const float v%d = opq_pairs_end(&fold%d);\n", i, i);
+                ADD(p, "const float v%d = opq_pairs_end(&fold%d, %d);\n", i, i, opq_loop_pairs(role));
             else
                 ADD(p, "opq_pairs fold%d = {0};\n", i);
             continue;

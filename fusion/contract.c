@@ -88,7 +88,8 @@ static bool find_loops(opq_splitter *s, bool may_turn)
         if (stmt->op != OPQ_STMT_loop)
             continue;
         bool chain = opq_loop_contracts((opq_loop_role)stmt->role);
-        s->out->pairs = stmt->role == OPQ_LOOP_pairs || s->out->pairs;
+        if (chain)
+            s->out->pairs = opq_loop_pairs((opq_loop_role)stmt->role);
         if (!chain && s->chain >= 0)
             return false;
         if (chain && s->chain < 0)

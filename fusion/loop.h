@@ -58,12 +58,18 @@ typedef enum opq_loop_role {
     OPQ_LOOP_lanes,  /* independent but for folds, which combine by OPQ_TREE_lanes */
     OPQ_LOOP_column, /* the same by OPQ_TREE_column */
     OPQ_LOOP_chain, /* in order; the folds are products: from +0 on, each turn adds one by a fused multiply-add; or of i8 to i32 */
-    OPQ_LOOP_pairs, /* likewise of bf16, two turns at a time by opq_pairs_step (scalar.h), a product of zeros behind the last odd one */
+    OPQ_LOOP_pairs,   /* likewise of bf16, two turns at a time by opq_pairs_steps (scalar.h) */
+    OPQ_LOOP_pairs16, /* 32 turns at a time */
 } opq_loop_role;
 const char *opq_loop_role_name(opq_loop_role role);
 static inline bool opq_loop_reduces(opq_loop_role role) { return role >= OPQ_LOOP_lanes; }
 /* Are the folds in it products? */
 static inline bool opq_loop_contracts(opq_loop_role role) { return role >= OPQ_LOOP_chain; }
+/* Pairs of a step; 0: it is no such rule. */
+static inline int opq_loop_pairs(opq_loop_role role)
+{
+    return role == OPQ_LOOP_pairs ? 1 : role == OPQ_LOOP_pairs16 ? 16 : 0;
+}
 
 /* Statements beyond the rows of the op table. */
 typedef enum opq_stmt_op {
@@ -216,7 +222,7 @@ typedef struct opq_contract {
     opq_loops epilogue; /* over [m, n]; it reads the product from buffer `tile`, which comes behind the tree's buffers */
     int64_t *dims;      /* of the epilogue, for all of one matrix */
     int tile, product;  /* product: its statement in the tree */
-    bool pairs;         /* by that rule */
+    int pairs;          /* opq_loop_pairs */
     int64_t m, n, k;
     int batch_rank; /* the other loops, which the epilogue does not have */
     int64_t batch_extent[OPQ_LOOP_MAX];

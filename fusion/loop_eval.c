@@ -23,7 +23,7 @@ typedef struct machine {
     int64_t *error;
     int64_t index[OPQ_VARIABLE_MAX];
     int reducing;       /* reducing loops around */
-    bool pairs;         /* they are of that role */
+    int pairs;          /* they are of that role: opq_loop_pairs */
     opq_number *values; /* per statement */
     opq_number *held;   /* per statement: a scan's, from turn to turn; the turn that made a carry what it is */
     list *lists; /* per statement: a fold's elements, a local's contents; a carry: its partial results, and how often it was folded */
@@ -225,20 +225,27 @@ static opq_status eval_carried(machine *m, int i)
     return OPQ_OK;
 }
 
-/* Every second one makes a step of the one before and itself. */
+/* What there is of a step becomes one. */
+static void end_pairs(machine *m, int i)
+{
+    list *l = &m->lists[i];
+    float x[OPQ_PAIRS_MAX], y[OPQ_PAIRS_MAX];
+    for (int64_t k = 0; k < l->count; k += 2) {
+        x[k / 2] = (float)l->items[k].f;
+        y[k / 2] = (float)l->items[k + 1].f;
+    }
+    m->values[i].f = (double)opq_pairs_steps(m->pairs, x, y, (int)l->count / 2, (float)m->values[i].f);
+    l->count = 0;
+}
+
 static opq_status add_pair(machine *m, int i, opq_number x, opq_number y)
 {
     list *l = &m->lists[i];
-    OPQ_TRY(reserve(l, 2));
-    if (l->count == 0) {
-        l->items[0] = x;
-        l->items[1] = y;
-        l->count = 2;
-        return OPQ_OK;
-    }
-    m->values[i].f = (double)opq_pairs_step((float)l->items[0].f, (float)x.f, (float)l->items[1].f, (float)y.f,
-                                            (float)m->values[i].f);
-    l->count = 0;
+    OPQ_TRY(reserve(l, (int64_t)4 * m->pairs));
+    l->items[l->count++] = x;
+    l->items[l->count++] = y;
+    if (l->count == 4 * m->pairs)
+        end_pairs(m, i);
     return OPQ_OK;
 }
 
@@ -301,7 +308,7 @@ static opq_status fold_all(machine *m, int from, int to, opq_tree tree, int64_t 
     for (int i = from; i < to; i++) {
         const opq_stmt *stmt = &m->k->stmts[i];
         if (opq_op_contracts(stmt->op) && m->lists[i].count > 0)
-            OPQ_TRY(add_pair(m, i, (opq_number){.f = 0}, (opq_number){.f = 0}));
+            end_pairs(m, i);
         if (!opq_op_reduces(stmt->op) || opq_op_contracts(stmt->op))
             continue;
         opq_dtype operand = (opq_dtype)m->k->stmts[stmt->operand[0]].dtype;
@@ -335,7 +342,7 @@ static opq_status eval_loop(machine *m, int i)
         if (opq_op_scans(m->k->stmts[k].op))
             m->held[k] = opq_eval_scan_start((opq_op)m->k->stmts[k].op, (opq_dtype)m->k->stmts[k].value.i);
     m->reducing += opq_loop_reduces(role);
-    m->pairs = role == OPQ_LOOP_pairs;
+    m->pairs = opq_loop_pairs(role);
     for (int64_t turn = from; turn < to && status == OPQ_OK; turn++) {
         m->index[loop->variable] = turn;
         status = eval_body(m, i + 1, loop->end);

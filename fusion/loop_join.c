@@ -130,7 +130,7 @@ static bool find_rows(joiner *j, const opq_bound *part, bool product)
             continue;
         chains += loop->role == OPQ_LOOP_chain;
         columns += loop->role != OPQ_LOOP_chain && !counts_rows(loop);
-        if (loop->role == OPQ_LOOP_pairs /* of what stays in f32 between the trees */ ||
+        if (opq_loop_pairs((opq_loop_role)loop->role) /* of what stays in f32 between the trees */ ||
             (product && (chains > 1 || columns > 1)) /* matrices that are windows */ ||
             (counts_rows(loop) && !add_cut(j, rows_inside(part, i))))
             return false;

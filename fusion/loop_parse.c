@@ -397,7 +397,7 @@ static opq_status read_line(parser *p)
     if (opq_reader_peek(&p->r) == '%')
         return read_stmt(p);
     OPQ_TRY(opq_reader_word(&p->r, &word, &length));
-    for (int role = OPQ_LOOP_parallel; role <= OPQ_LOOP_pairs; role++)
+    for (int role = OPQ_LOOP_parallel; role <= OPQ_LOOP_pairs16; role++)
         if (is_name(opq_loop_role_name((opq_loop_role)role), word, length))
             return open_loop(p, role);
     if (is_name("local", word, length))

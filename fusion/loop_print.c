@@ -8,7 +8,7 @@
 #include "fusion/loop.h"
 
 static const char *const role_names[] = {"parallel", "each",   "vector", "unroll", "serial",
-                                         "lanes",    "column", "chain",  "pairs"};
+                                         "lanes",    "column", "chain",  "pairs",  "pairs16"};
 const char *opq_loop_role_name(opq_loop_role role) { return role_names[role]; }
 
 _Static_assert(OPQ_VARIABLE_MAX <= 20, "a letter per loop");

@@ -75,7 +75,8 @@ static opq_status check_fold(const verifier *v, const opq_stmt *stmt)
         opq_dtype memory = in_memory(v, stmt->operand[o]);
         bool bytes = result == OPQ_i32 && memory == OPQ_i8;
         NEED(bytes || opq_dtype_kind_of(result) == OPQ_KIND_FLOAT, "a product is one of floats, or i32 of i8");
-        NEED(loop->role != OPQ_LOOP_pairs || (result == OPQ_f32 && (memory == OPQ_bf16 || memory == OPQ_i8)),
+        NEED(!opq_loop_pairs((opq_loop_role)loop->role) ||
+                 (result == OPQ_f32 && (memory == OPQ_bf16 || memory == OPQ_i8)),
              "pairs are of what is loaded as bf16");
     }
     NEED(!arg || result == OPQ_i64, "an index is i64");
@@ -347,7 +348,7 @@ static opq_status check_loop(verifier *v, const opq_stmt *loop, int to)
     bool reduces = opq_loop_reduces((opq_loop_role)loop->role);
     bool inner = around && opq_loop_reduces((opq_loop_role)around->role);
     NEED(loop->end > at && loop->end <= to, "a loop that ends elsewhere");
-    NEED(loop->role <= OPQ_LOOP_pairs, "no such role");
+    NEED(loop->role <= OPQ_LOOP_pairs16, "no such role");
     OPQ_TRY(check_turns(v, loop));
     NEED((loop->variable < v->k->rank) == (loop->by == 0), "blocks of no size, or a variable of no argument");
     NEED(!(v->running >> loop->variable & 1), "this variable has a loop already");

@@ -126,8 +126,8 @@ bool opq_node_is_free(const opq_graph *graph, opq_ref ref);
 
 /* The dim of an operand that the product sums over. (fusion/lower_product.c) */
 int opq_lower_summed_dim(const opq_graph *graph, opq_ref matmul, int operand);
-/* Is it summed by the rule pairs, which only an engine has? */
-bool opq_lower_is_pairs(const opq_graph *graph, opq_ref matmul);
+/* By which rule it is summed: chain, or those of pairs, which only an engine has. */
+opq_loop_role opq_lower_product_role(const opq_graph *graph, opq_ref matmul);
 /* Is it one that only an engine makes: summed by that rule, or with an operand of i8? */
 bool opq_lower_needs_engine(const opq_graph *graph, opq_ref matmul);
 /* Can a product read its operand from memory, through the views before it? Else they are stored. (fusion/lower_product.c) */

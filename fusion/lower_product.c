@@ -70,9 +70,10 @@ bool opq_lower_is_smallest(const opq_graph *graph, opq_ref matmul)
            summed_size(graph, matmul) <= opq_trees.smallest;
 }
 
-bool opq_lower_is_pairs(const opq_graph *graph, opq_ref matmul)
+opq_loop_role opq_lower_product_role(const opq_graph *graph, opq_ref matmul)
 {
-    return opq_node_int(opq_node_at(graph, matmul), OPQ_ATTR_pairs, 0) != 0;
+    int64_t pairs = opq_node_int(opq_node_at(graph, matmul), OPQ_ATTR_pairs, 0);
+    return pairs == 16 ? OPQ_LOOP_pairs16 : pairs ? OPQ_LOOP_pairs : OPQ_LOOP_chain;
 }
 
 bool opq_lower_needs_engine(const opq_graph *graph, opq_ref matmul)
@@ -81,7 +82,7 @@ bool opq_lower_needs_engine(const opq_graph *graph, opq_ref matmul)
     bool bytes = false;
     for (int k = 0; k < 2; k++)
         bytes = bytes || opq_node_at(graph, node->operand[k])->type.dtype == OPQ_i8;
-    return bytes || opq_lower_is_pairs(graph, matmul);
+    return bytes || opq_lower_product_role(graph, matmul) != OPQ_LOOP_chain;
 }
 
 /* So few multiply-adds that the way to the engine takes as long. Counted up to powers of two, and for one op up to the smallest sizes alone: plans of one op for other sizes are written down from those for

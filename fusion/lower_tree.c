@@ -137,7 +137,7 @@ static opq_loop_role role_of(const builder *b, int loop)
     case OPQ_ROLE_k:
     case OPQ_ROLE_COUNT: break;
     }
-    return opq_lower_is_pairs(state->graph, state->out->matmul) ? OPQ_LOOP_pairs : OPQ_LOOP_chain;
+    return opq_lower_product_role(state->graph, state->out->matmul);
 }
 
 static void open_loop(builder *b, int depth)

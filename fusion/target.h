@@ -17,6 +17,7 @@ typedef enum opq_leaf {
     OPQ_LEAF_exponent = 1 << 4,     /* exponents of 16 f32 are set, and taken off (vscalefps, vgetexpps, vgetmantps) */
     OPQ_LEAF_pairs = 1 << 5,        /* the dot of two bf16 neighbours (vdpbf16ps): opq_pairs_step */
     OPQ_LEAF_quads = 1 << 6,        /* the dot of four bytes, u8 and i8 (vpdpbusd) */
+    OPQ_LEAF_tiles = 1 << 7, /* 16 x 16 sums of 16 pairs of bf16, by opq_pairs_steps, or 16 quads of i8 (tdpbf16ps, tdpbssd) */
 } opq_leaf;
 
 /* What processors of a target may have besides. */
@@ -32,6 +33,7 @@ typedef struct opq_target_gemm {
     int64_t rows_in_place;              /* of a left operand that is read as it lies */
     int64_t rows_b_in_place;            /* too few to pay for packing a row-major right operand */
     int64_t group_bytes;                /* a tile's row */
+    int64_t amx_group_bytes;            /* likewise, of sums that tiles of AMX make */
     int64_t tile_panels;                /* row panels of OPQ_GEMM_ROWS_MAX rows that share a tile */
     int64_t block_bytes;                /* of k */
     int64_t l1_group_bytes;             /* of a right operand that is packed for one row panel, and used at once */

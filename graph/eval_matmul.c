@@ -1,6 +1,6 @@
 /* Matrix products: every result element is one chain of fused multiply-adds over ascending k, from +0 on.
  *
- * f16 and bf16 are widened, run as an f32 chain and are rounded once; or, of bf16, go by pairs (opq_pairs_step), a 0 behind the last odd one. i8 is widened: to the other operand's
+ * f16 and bf16 are widened, run as an f32 chain and are rounded once; or, of bf16, go by pairs (opq_pairs_steps). i8 is widened: to the other operand's
  * dtype, or of two to i32. Integers multiply and add in their width; of bool the
  * product is and, the sum or.
  */
@@ -55,16 +55,16 @@ static opq_number dot(opq_dtype dtype, const matrix *a, int64_t at_a, const matr
     return sum;
 }
 
-static opq_number dot_pairs(const matrix *a, int64_t at_a, const matrix *b, int64_t at_b, int64_t count)
+static opq_number dot_pairs(int pairs, const matrix *a, int64_t at_a, const matrix *b, int64_t at_b, int64_t count)
 {
-    float sum = 0;
-    for (int64_t k = 0; k < count; k += 2) {
-        float x[2] = {0}, y[2] = {0};
-        for (int64_t i = 0; i < 2 && k + i < count; i++) {
+    float sum = 0, x[OPQ_PAIRS_MAX], y[OPQ_PAIRS_MAX];
+    for (int64_t k = 0; k < count; k += 2 * pairs) {
+        int terms = count - k < 2 * pairs ? (int)(count - k) : 2 * pairs;
+        for (int i = 0; i < terms; i++) {
             x[i] = (float)element(OPQ_bf16, a, at_a + (k + i) * a->column).f;
             y[i] = (float)element(OPQ_bf16, b, at_b + (k + i) * b->row).f;
         }
-        sum = opq_pairs_step(x[0], x[1], y[0], y[1], sum);
+        sum = opq_pairs_steps(pairs, x, y, terms, sum);
     }
     return (opq_number){.f = (double)sum};
 }
@@ -78,7 +78,7 @@ opq_status opq_eval_matmul(const opq_node *node, const opq_eval_value *x, void *
 
     bool transpose_a = opq_node_int(node, OPQ_ATTR_transpose_a, 0) != 0;
     bool transpose_b = opq_node_int(node, OPQ_ATTR_transpose_b, 0) != 0;
-    bool pairs = opq_node_int(node, OPQ_ATTR_pairs, 0) != 0;
+    int pairs = (int)opq_node_int(node, OPQ_ATTR_pairs, 0);
     matrix a = matrix_of(&x[0], transpose_a), b = matrix_of(&x[1], transpose_b);
     int64_t inner = x[0].type->size[x[0].type->rank - (transpose_a ? 2 : 1)];
     int64_t rows = type->size[type->rank - 2], columns = type->size[type->rank - 1];
@@ -92,7 +92,7 @@ opq_status opq_eval_matmul(const opq_node *node, const opq_eval_value *x, void *
             for (int64_t j = 0; j < columns; j++) {
                 int64_t from_a = at_a + i * a.row, from_b = at_b + j * b.column;
                 opq_eval_store(dtype, out, (m * rows + i) * columns + j,
-                               pairs ? dot_pairs(&a, from_a, &b, from_b, inner)
+                               pairs ? dot_pairs(pairs, &a, from_a, &b, from_b, inner)
                                      : dot(dtype, &a, from_a, &b, from_b, inner));
             }
     }

@@ -267,9 +267,11 @@ opq_status opq_infer_flag(const opq_inference *call, opq_attr_key key, bool *out
 opq_status opq_infer_matmul(const opq_inference *call, opq_type *out_type)
 {
     const opq_type *a = &call->operands[0], *b = &call->operands[1];
-    bool turn_a, turn_b, pairs;
-    OPQ_TRY(opq_infer_flag(call, OPQ_ATTR_pairs, &pairs));
-    if (pairs && call->compute != OPQ_bf16)
+    bool turn_a, turn_b;
+    const opq_attr *pairs = opq_infer_attr(call, OPQ_ATTR_pairs);
+    if (pairs && pairs->i != 0 && pairs->i != 1 && pairs->i != 16)
+        return opq_fail(OPQ_INVALID, "%s: pairs must be 0, 1 or 16", call->info->name);
+    if (pairs && pairs->i && call->compute != OPQ_bf16)
         return opq_fail(OPQ_INVALID, "%s: pairs are of bf16 operands", call->info->name);
     OPQ_TRY(opq_infer_flag(call, OPQ_ATTR_transpose_a, &turn_a));
     OPQ_TRY(opq_infer_flag(call, OPQ_ATTR_transpose_b, &turn_b));

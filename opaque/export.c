@@ -284,7 +284,8 @@ static opq_status add_packed(adding *a, const opq_plan *plan, const opq_step *st
     opq_export_packed p = {0};
     p.bytes = opq_step_packed(e->ctx->runtime.gemm, plan, step, operand, &p.key);
     unsigned differ = e->cpu.leaves ^ opq_jit_cpu(e->ctx->runtime.jit)->leaves;
-    if ((p.key.to == OPQ_bf16 && (differ & OPQ_LEAF_pairs)) || (p.key.to == OPQ_i32 && (differ & OPQ_LEAF_quads)))
+    if ((p.key.to == OPQ_bf16 && (differ & OPQ_LEAF_pairs)) || (p.key.to == OPQ_f16 && (differ & OPQ_LEAF_tiles)) ||
+        (p.key.to == OPQ_i32 && (differ & (OPQ_LEAF_quads | OPQ_LEAF_tiles))))
         return OPQ_OK;
     if (p.bytes == 0 || opq_step_reads_once(plan, step, operand))
         return OPQ_OK;

@@ -56,9 +56,14 @@ opq_status opq_record(opq_ctx *ctx, opq_op op, opq_value *const *operands, int a
 /* The matmul of two matrices, or batches of them, each perhaps transposed, with the rule by which it is summed: see opq_products. */
 opq_status opq_record_product(opq_ctx *ctx, opq_value *a, opq_value *b, bool transpose_a, bool transpose_b,
                               opq_value **out_value) OPQ_MUST_CHECK;
-/* Rules of products of bf16 with one right matrix, of more than one row and column and at least OPQ_PAIRS_WORK multiply-adds: pairs, if
- * so set or, left to the core (auto), if the processor has an instruction for them. All others are chains. Of what is recorded from now on. */
-typedef enum opq_products { OPQ_PRODUCTS_auto, OPQ_PRODUCTS_chain, OPQ_PRODUCTS_pairs } opq_products;
+/* Rules of products of bf16 with one right matrix, of more than one row and column and at least OPQ_PAIRS_WORK multiply-adds: pairs or
+ * pairs16, if so set or, left to the core (auto), if the processor has an instruction for them. All others are chains. Of what is recorded from now on. */
+typedef enum opq_products {
+    OPQ_PRODUCTS_auto,
+    OPQ_PRODUCTS_chain,
+    OPQ_PRODUCTS_pairs,
+    OPQ_PRODUCTS_pairs16
+} opq_products;
 enum { OPQ_PAIRS_WORK = 1 << 15 }; /* of fewer kernels make the sums themselves, which have no such instruction */
 void opq_products_set(opq_ctx *ctx, opq_products products);
 opq_products opq_products_get(const opq_ctx *ctx);

@@ -107,12 +107,13 @@ unsigned get_modes()
 }
 
 // In the order of opq_products.
-const std::array<std::string, 3> product_rules = {"auto", "chain", "pairs"};
+const std::array<std::string, 4> product_rules = {"auto", "chain", "pairs", "pairs16"};
 
 void set_bf16_products(const std::string &rule)
 {
     const auto found = std::find(product_rules.begin(), product_rules.end(), rule);
-    TORCH_CHECK_VALUE(found != product_rules.end(), "bf16_products is 'auto', 'chain' or 'pairs', not '", rule, "'");
+    TORCH_CHECK_VALUE(found != product_rules.end(), "bf16_products is 'auto', 'chain', 'pairs' or 'pairs16', not '",
+                      rule, "'");
     opq_products_set(context(), static_cast<opq_products>(found - product_rules.begin()));
 }
 

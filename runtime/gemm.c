@@ -10,6 +10,7 @@
  */
 #include "codegen_llvm/cpu.h"
 #include "runtime/gemm.h"
+#include "runtime/gemm_amx.h"
 #include "runtime/gemm_internal.h"
 #include "runtime/gemm_isa.h"
 #include "runtime/parallel.h"
@@ -32,12 +33,17 @@ const opq_gemm_isa *gemm_isa(const struct opq_cpu *cpu)
     return opq_gemm_vector_bytes(cpu) == opq_gemm_avx512.vector_bytes ? &opq_gemm_avx512 : &opq_gemm_avx2;
 }
 
-static opq_dtype sums_of(opq_dtype packed) { return packed == OPQ_bf16 || packed == OPQ_i8 ? OPQ_f32 : packed; }
+static opq_dtype sums_of(opq_dtype packed) { return gemm_is_bf16(packed) || packed == OPQ_i8 ? OPQ_f32 : packed; }
 
 static gemm_rule rule_of(const opq_gemm *gemm, opq_dtype packed)
 {
+    bool tiles = opq_cpu_has(gemm->cpu, OPQ_LEAF_tiles);
     if (packed == OPQ_bf16)
         return opq_cpu_has(gemm->cpu, OPQ_LEAF_pairs) ? GEMM_PAIRS : GEMM_SWAPPED;
+    if (packed == OPQ_f16)
+        return tiles ? GEMM_PAIRS16 : GEMM_APART;
+    if (packed == OPQ_i32 && tiles)
+        return GEMM_BYTES;
     if (packed == OPQ_i32)
         return opq_cpu_has(gemm->cpu, OPQ_LEAF_quads) ? GEMM_QUADS : GEMM_SHORTS;
     return packed == OPQ_i8 ? GEMM_WIDENED : GEMM_CHAIN;
@@ -46,7 +52,10 @@ static gemm_rule rule_of(const opq_gemm *gemm, opq_dtype packed)
 /* k as the kernels count it. */
 static int64_t steps_of(gemm_rule rule, int64_t k)
 {
-    return rule == GEMM_SWAPPED ? gemm_ceil(k, 2) * 2 : gemm_ceil(k, gemm_word(rule));
+    if (gemm_has_tiles(rule))
+        return gemm_ceil(k, 16 * gemm_word(rule)) * 16;
+    int64_t step = rule == GEMM_APART ? OPQ_PAIRS_MAX : rule == GEMM_SWAPPED ? 2 : 1;
+    return gemm_ceil(k, gemm_word(rule) * step) * step;
 }
 
 static gemm_run run_make(opq_gemm *gemm, const opq_gemm_call *call)
@@ -101,7 +110,27 @@ static void plan_chunks(gemm_run *run)
 /* Can the kernels read the left operand as it lies? */
 static bool reads_rows(const gemm_run *run, const opq_matrix *a)
 {
-    return run->rule == GEMM_PAIRS ? gemm_in_rows(a, OPQ_bf16) && run->terms % 2 == 0 : gemm_in_rows(a, run->call.dtype);
+    bool words = run->rule == GEMM_PAIRS || gemm_has_tiles(run->rule);
+    if (words && run->terms % ((gemm_has_tiles(run->rule) ? 16 : 1) * gemm_word(run->rule)) != 0)
+        return false;
+    return gemm_in_rows(a, !words ? run->call.dtype : run->rule == GEMM_BYTES ? OPQ_i8 : OPQ_bf16);
+}
+
+/* Of the left operand, in a panel. */
+static int64_t panel_rows(const gemm_run *run)
+{
+    int64_t most = opq_gemm_rows_max(run->cpu, OPQ_GEMM_PANEL_VECTORS);
+    if (gemm_has_tiles(run->rule))
+        return OPQ_AMX_ROWS_MAX;
+    return run->a_in_place ? gemm_min(most, run->cpu->target->gemm.rows_in_place) : most;
+}
+
+/* In the row of a tile of so many rows. */
+static int tile_vectors(const gemm_run *run, int64_t rows)
+{
+    if (gemm_has_tiles(run->rule))
+        return rows > OPQ_AMX_ROWS ? OPQ_AMX_VECTORS_MAX / 2 : OPQ_AMX_VECTORS_MAX;
+    return gemm_tile_vectors(run->cpu, rows, OPQ_GEMM_VECTORS_MAX);
 }
 
 static void plan_tile(gemm_run *run)
@@ -112,16 +141,14 @@ static void plan_tile(gemm_run *run)
     run->a_window = !call->packed_a && gemm_is_window(call->dtype, &call->a, call->n);
     run->a_in_place = run->a_window || (reads_rows(run, &call->a) && !call->packed_a &&
                                         (call->m <= t->rows_in_place || call->n * run->element_bytes <= t->group_bytes));
-    int most = opq_gemm_rows_max(run->cpu, OPQ_GEMM_PANEL_VECTORS);
-    if (run->a_in_place)
-        most = (int)gemm_min(most, t->rows_in_place);
+    int64_t most = panel_rows(run);
     run->row_panels = gemm_ceil(call->m, most);
     run->column_panels = gemm_ceil(call->n, run->panel);
 
-    int rows = (int)gemm_ceil(call->m, run->row_panels);
-    run->vectors = gemm_tile_vectors(run->cpu, rows, OPQ_GEMM_VECTORS_MAX);
-    int64_t step = run->vectors / OPQ_GEMM_PANEL_VECTORS;
-    run->group_panels = gemm_ceil(t->group_bytes / (run->panel * run->element_bytes), step) * step;
+    run->vectors = tile_vectors(run, gemm_ceil(call->m, run->row_panels));
+    int64_t step = gemm_ceil(run->vectors, OPQ_GEMM_PANEL_VECTORS),
+            group_bytes = gemm_has_tiles(run->rule) ? t->amx_group_bytes : t->group_bytes;
+    run->group_panels = gemm_ceil(group_bytes / (run->panel * run->element_bytes), step) * step;
     run->tile_panels = t->tile_panels * (int64_t)OPQ_GEMM_ROWS_MAX / most;
 
     run->few_rows = call->dtype == OPQ_f32 && run->rule == GEMM_CHAIN && call->m <= OPQ_FEW_ROWS_MAX && call->k > 0 &&
@@ -145,7 +172,7 @@ static void plan_k(gemm_run *run)
         most = t->l1_group_bytes / (run->group_panels * gemm_row_bytes(run));
     /* Equal blocks, whole steps of the kernels' unrolled loop and of the packers' transposes. */
     int64_t blocks = gemm_ceil(call->k, most);
-    run->k_block = blocks > 1 ? gemm_ceil(gemm_ceil(call->k, blocks), 16) * 16 : call->k;
+    run->k_block = blocks > 1 ? gemm_ceil(gemm_ceil(call->k, blocks), 32) * 32 : call->k;
 }
 
 /* ---- parts */
@@ -347,9 +374,9 @@ int64_t opq_gemm_packed_bytes(const opq_gemm *gemm, opq_dtype dtype, int64_t k, 
 
 static opq_status check_packed(opq_dtype dtype, const opq_matrix *matrix, int64_t rows, int64_t columns)
 {
-    bool fits = dtype == OPQ_bf16 ? is_pairs_of(matrix->dtype)
-                : dtype == OPQ_i8 ? matrix->dtype == OPQ_i8
-                                  : operand_fits(dtype, matrix->dtype);
+    bool fits = gemm_is_bf16(dtype) ? is_pairs_of(matrix->dtype)
+                : dtype == OPQ_i8   ? matrix->dtype == OPQ_i8
+                                    : operand_fits(dtype, matrix->dtype);
     bool known = sums_of(dtype) == OPQ_f32 || dtype == OPQ_f64 || dtype == OPQ_i32;
     if (rows < 0 || columns < 0 || !known || !fits)
         return invalid();
@@ -368,14 +395,16 @@ int64_t opq_gemm_packed_left_bytes(const opq_gemm *gemm, opq_dtype dtype, const 
 {
     const struct opq_cpu *cpu = gemm->cpu;
     const opq_target_gemm *t = &cpu->target->gemm;
+    gemm_rule rule = rule_of(gemm, dtype);
     int lanes = opq_gemm_vector_bytes(cpu) / opq_dtype_bytes(sums_of(dtype)),
-        rows = opq_gemm_rows_max(cpu, OPQ_GEMM_PANEL_VECTORS);
-    *out_turned = (dtype != OPQ_bf16 && gemm_is_window(dtype, b, m)) ||
-                  (k >= t->turned_k_min && (double)padded_columns(n, lanes) * (double)m >
-                                               t->turned_gain * (double)padded_columns(m, lanes) * (double)n);
+        rows = gemm_has_tiles(rule) ? OPQ_AMX_ROWS_MAX : opq_gemm_rows_max(cpu, OPQ_GEMM_PANEL_VECTORS);
+    *out_turned =
+        (!gemm_is_bf16(dtype) && gemm_is_window(dtype, b, m)) ||
+        (k >= t->turned_k_min && !gemm_has_tiles(rule) &&
+         (double)padded_columns(n, lanes) * (double)m > t->turned_gain * (double)padded_columns(m, lanes) * (double)n);
     if (*out_turned)
         return opq_gemm_packed_bytes(gemm, dtype, k, m);
-    k = steps_of(rule_of(gemm, dtype), k);
+    k = steps_of(rule, k);
     return m > rows && region_count(gemm, sums_of(dtype), m, k) == 1 ? m * k * opq_dtype_bytes(sums_of(dtype)) : 0;
 }
 
@@ -409,7 +438,7 @@ static void pack_left(opq_gemm *gemm, opq_gemm_call *call, const opq_matrix *a, 
 static opq_status pack(opq_gemm *gemm, opq_dtype dtype, bool left, const opq_matrix *matrix, int64_t rows,
                        int64_t columns, void *out)
 {
-    opq_gemm_call call = {.dtype = sums_of(dtype), .pairs = dtype == OPQ_bf16, .batch = 1};
+    opq_gemm_call call = {.dtype = sums_of(dtype), .pairs = dtype == OPQ_f16 ? 16 : dtype == OPQ_bf16, .batch = 1};
     opq_matrix x = *matrix;
     void *copy = NULL;
     OPQ_TRY(check_packed(dtype, matrix, rows, columns));

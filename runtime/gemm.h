@@ -2,8 +2,8 @@
  *
  * Every element of the result is one chain of fused multiply-adds over ascending k that starts from zero, rounded to the
  * accumulation dtype at each step: acc = fma(a[i,k], b[k,j], acc). Shapes, strides, batching, threads and instruction set
- * change which code runs, never the bits. Of two bf16 matrices it may also be one chain of steps of two products each: opq_pairs_step in
- * scalar.h. Products of i8 are summed in i32, modulo 2^32. Processors with AVX512_BF16 have an instruction for these, on others the f32 kernels take them in that order. (Which of two NaN operands gives its payload is not covered.)
+ * change which code runs, never the bits. Of two bf16 matrices it may also be one chain of steps of two products each, or of 32: opq_pairs_steps in
+ * scalar.h. Products of i8 are summed in i32, modulo 2^32. Processors with AVX512_BF16 have an instruction for the first, those with AMX for the others; elsewhere the f32 kernels take them in that order. (Which of two NaN operands gives its payload is not covered.)
  */
 #ifndef OPAQUE_RUNTIME_GEMM_H
 #define OPAQUE_RUNTIME_GEMM_H
@@ -40,7 +40,7 @@ typedef void (*opq_gemm_tile)(void *data, int64_t batch, int64_t row, int64_t ro
 
 typedef struct opq_gemm_call {
     opq_dtype dtype; /* accumulation: f32 or f64; i32 of two i8 matrices */
-    bool pairs; /* f32 sums of two bf16 matrices, or one and one of i8, by that rule; of several calls with `accumulate` all but the last have an even k */
+    int pairs; /* not 0: f32 sums of two bf16 matrices, or one and one of i8, by steps of so many pairs, 1 or 16; of several calls with `accumulate` all but the last have whole ones */
     int64_t batch, m, n, k; /* >= 0; k == 0 gives zeros */
     opq_matrix a, b;        /* m x k, k x n */
     void *c;                /* if tile == NULL: m x n, accumulation dtype, unit column stride; overlaps no operand */
@@ -55,6 +55,11 @@ typedef struct opq_gemm_call {
     int64_t packed_k;     /* 0: k */
 } opq_gemm_call;
 
+/* The name that packed operands have: of the dtype of the sums, of bf16 for `pairs` of 1, of f16 for those of 16. */
+static inline opq_dtype opq_gemm_packed_name(opq_dtype dtype, int pairs)
+{
+    return pairs == 16 ? OPQ_f16 : pairs ? OPQ_bf16 : dtype;
+}
 /* OPQ_INVALID: dtypes, a rule that they have not, or negative sizes. OPQ_NO_MEMORY, OPQ_CODEGEN: blocks may have been written and tiles called.
  * With tile == NULL a batch that shares b and has a and c dense is folded into m. */
 opq_status opq_gemm_run(opq_gemm *gemm, const opq_gemm_call *call) OPQ_MUST_CHECK;
@@ -63,7 +68,7 @@ opq_status opq_gemm_run_beside(opq_gemm *gemm, const opq_gemm_call *calls, int c
 
 /* b in the layout that the kernels read, for operands used many times: panels of two vectors of columns, [n/panel][k][panel]. The
  * buffer has opq_gemm_packed_bytes bytes and should be 64-byte aligned; its layout depends on the CPU. b->batch_stride is not used.
- * dtype: of the sums; bf16: for calls with `pairs`; i8: of i8, for sums of f32. */
+ * dtype: opq_gemm_packed_name; i8: of i8, for sums of f32. */
 int64_t opq_gemm_packed_bytes(const opq_gemm *gemm, opq_dtype dtype, int64_t k, int64_t n);
 opq_status opq_gemm_pack_b(opq_gemm *gemm, opq_dtype dtype, const opq_matrix *b, int64_t k, int64_t n,
                            void *out) OPQ_MUST_CHECK;

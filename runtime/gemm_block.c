@@ -7,6 +7,7 @@
  *           row panel: kernel                    the sums continue from c: still one chain per element
  */
 #include "codegen_llvm/cpu.h"
+#include "runtime/gemm_amx.h"
 #include "runtime/gemm_internal.h"
 #include "runtime/gemm_isa.h"
 
@@ -14,6 +15,8 @@
 #include <string.h>
 
 enum { DEFAULT_CSR = 0x1f80 }; /* all exceptions masked, to nearest even */
+enum { AMX_BYTES = 64 };       /* of the row of a tile */
+enum { EDGE_BYTES = OPQ_GEMM_ROWS_MAX * OPQ_GEMM_VECTORS_MAX * 64 };
 
 /* Where one block of k of an operand is; both are empty when k is 0. */
 typedef struct left_view {
@@ -52,9 +55,10 @@ static opq_pack_source pack_source(const gemm_run *run, bool left, int64_t batch
     int64_t k_stride = left ? m->column_stride : m->row_stride, across_stride = left ? m->row_stride : m->column_stride;
     const int64_t *k_at = left ? m->columns : m->rows, *across_at = left ? m->rows : m->columns;
     opq_pack_source source = {
-        .word = run->rule == GEMM_PAIRS || run->rule == GEMM_SHORTS || run->rule == GEMM_QUADS ? (int)gemm_word(run->rule)
-                                                                                               : 0,
-        .swapped = run->rule == GEMM_SWAPPED,
+        .word = gemm_word(run->rule) > 1 ? (int)gemm_word(run->rule) : 0,
+        .swapped = run->rule == GEMM_SWAPPED ? 2
+                   : run->rule == GEMM_APART ? OPQ_PAIRS_MAX
+                                             : 0,
         .unsigned_bytes = left && run->rule == GEMM_QUADS,
         .data = opq_pack_at(m->data, m->dtype, batch * m->batch_stride + k * k_stride + across * across_stride),
         .from = m->dtype,
@@ -66,6 +70,37 @@ static opq_pack_source pack_source(const gemm_run *run, bool left, int64_t batch
         .target = &run->cpu->target->gemm,
     };
     return source;
+}
+
+/* Rows whose words lie side by side, as they do. */
+static void copy_words(const opq_pack_source *s, int64_t terms, int64_t rows, char *out)
+{
+    size_t bytes = (size_t)(terms * opq_dtype_bytes(s->from));
+    for (int64_t i = 0; i < rows; i++, out += AMX_BYTES) {
+        memcpy(out, opq_pack_at(s->data, s->from, i * s->across_stride), bytes);
+        memset(out + bytes, 0, AMX_BYTES - bytes);
+    }
+}
+
+/* A panel of rows for tiles: sixteen words of each row, then the next ones. */
+static void pack_tiles(const gemm_run *run, const opq_pack_source *source, int64_t terms, int64_t rows, char *out)
+{
+    int64_t step = 16 * gemm_word(run->rule);
+    bool as_they_lie = source->from == (run->rule == GEMM_BYTES ? OPQ_i8 : OPQ_bf16) && source->k_stride == 1 &&
+                       !source->k_at && !source->across_at;
+    for (int64_t k = 0; k < terms; k += step, out += rows * AMX_BYTES) {
+        _Alignas(64) char words[OPQ_AMX_ROWS_MAX * AMX_BYTES];
+        opq_pack_source part = opq_pack_part_of(source, k, 0);
+        int64_t count = gemm_min(step, terms - k), row_bytes = rows * run->element_bytes;
+        if (as_they_lie) {
+            copy_words(&part, count, rows, out);
+            continue;
+        }
+        opq_gemm_pack(run->isa, &part, count, rows, (int)rows, words, 0);
+        int64_t whole = gemm_ceil(count, gemm_word(run->rule));
+        memset(words + whole * row_bytes, 0, (size_t)((16 - whole) * row_bytes));
+        run->isa->turn(&run->cpu->target->gemm, 4, words, rows, 16, rows, out, 16);
+    }
 }
 
 void gemm_pack_a(const gemm_run *run, int64_t batch, int64_t region_first, int64_t region_last, int64_t first,
@@ -80,6 +115,11 @@ void gemm_pack_a(const gemm_run *run, int64_t batch, int64_t region_first, int64
             end = p < tall ? tall : last; /* of like panels */
             int64_t row = gemm_row(run, p), height = gemm_row(run, p + 1) - row;
             opq_pack_source source = pack_source(run, true, batch, from, row);
+            if (gemm_has_tiles(run->rule)) {
+                end = p + 1;
+                pack_tiles(run, &source, terms, height, out + (k0 * rows + (row - base) * k) * run->element_bytes);
+                continue;
+            }
             opq_gemm_pack(run->isa, &source, terms, gemm_row(run, end) - row, (int)height,
                           out + (k0 * rows + (row - base) * k) * run->element_bytes, k * height * run->element_bytes);
         }
@@ -94,8 +134,13 @@ void gemm_pack_b_panels(const gemm_run *run, int64_t batch, int64_t first, int64
     opq_pack_source source = pack_source(run, false, batch, k0, column);
     if (k > 0 && columns > 0)
         opq_gemm_pack(run->isa, &source, terms, columns, run->panel, out, panel_stride);
-    for (int64_t p = first; p < last && run->rule == GEMM_QUADS; p++, out += panel_stride)
-        opq_pack_start_avx512(out, k, run->panel);
+    int64_t whole = gemm_ceil(terms, gemm_word(run->rule));
+    for (int64_t p = first; p < last; p++, out += panel_stride) {
+        if (run->rule == GEMM_QUADS)
+            opq_pack_start_avx512(out, k, run->panel);
+        if (gemm_has_tiles(run->rule))
+            memset(out + whole * gemm_row_bytes(run), 0, (size_t)((k - whole) * gemm_row_bytes(run)));
+    }
 }
 
 static left_view left_of(block *w, int64_t k0, int64_t k)
@@ -162,40 +207,94 @@ static right_view right_of(const block *w, int64_t first, int64_t last, int64_t 
     return (right_view){w->packed_b, row_bytes, panel_bytes, run->rule == GEMM_QUADS ? k * row_bytes : 0};
 }
 
-/* Rows from `row` on times the panel `at`. */
-static void run_kernel(opq_gemm_kernel kernel, const left_view *a, int64_t row, const right_view *b, const char *at,
-                       char *c, int64_t c_bytes, int64_t k, bool accumulate, const char *next, int64_t next_step)
+/* One kernel's share: rows from `row` on of the left operand, times the panel `at` of the right one. */
+typedef struct piece {
+    opq_gemm_kernel kernel; /* NULL: tiles of AMX */
+    const left_view *a;
+    const right_view *b;
+    int64_t row, rows, k;
+    int vectors;
+    const char *at;
+} piece;
+
+static void run_kernel(const block *w, const piece *p, char *c, int64_t c_bytes, bool accumulate, const char *next,
+                       int64_t next_step)
 {
-    kernel(a->data + (row - a->first_row) * a->row_bytes, a->row_bytes, at, b->k_bytes, b->panel_bytes, c, c_bytes, k,
-           accumulate, next, next_step, a->rows ? a->rows + row : NULL, a->columns);
+    const left_view *a = p->a;
+    const right_view *b = p->b;
+    const char *left = a->data + (p->row - a->first_row) * a->row_bytes;
+    if (p->kernel) {
+        p->kernel(left, a->row_bytes, p->at, b->k_bytes, b->panel_bytes, c, c_bytes, p->k, accumulate, next, next_step,
+                  a->rows ? a->rows + p->row : NULL, a->columns);
+        return;
+    }
+    bool packed = a->kind == OPQ_GEMM_LEFT_PACKED;
+    opq_amx_run(&(opq_amx_work){.bytes = w->run->rule == GEMM_BYTES,
+                                .accumulate = accumulate,
+                                .vectors = p->vectors,
+                                .rows = p->rows,
+                                .k = p->k,
+                                .a = left,
+                                .a_stride = packed ? AMX_BYTES : a->row_bytes,
+                                .a_step = packed ? p->rows * AMX_BYTES : AMX_BYTES,
+                                .b = p->at,
+                                .panel_stride = b->panel_bytes,
+                                .c = c,
+                                .c_stride = c_bytes,
+                                .prefetch = next,
+                                .prefetch_step = next_step});
 }
 
 /* A tile that sticks out of c goes through a buffer. */
-static void run_edge(const block *w, opq_gemm_kernel kernel, const left_view *a, int64_t row, const right_view *b,
-                     const char *at, char *c, int64_t c_bytes, int64_t rows, int vectors, int64_t columns, int64_t k,
-                     bool accumulate)
+static void run_edge(const block *w, const piece *p, char *c, int64_t c_bytes, int64_t columns, bool accumulate)
 {
     size_t width = (size_t)(columns * w->run->element_bytes);
-    int64_t edge_bytes = (int64_t)vectors * w->run->lanes * w->run->element_bytes;
-    for (int64_t i = 0; accumulate && i < rows; i++)
+    int64_t edge_bytes = (int64_t)p->vectors * w->run->lanes * w->run->element_bytes;
+    for (int64_t i = 0; accumulate && i < p->rows; i++)
         memcpy(w->edge + i * edge_bytes, c + i * c_bytes, width);
-    run_kernel(kernel, a, row, b, at, w->edge, edge_bytes, k, accumulate, at, 0);
-    for (int64_t i = 0; i < rows; i++)
+    run_kernel(w, p, w->edge, edge_bytes, accumulate, p->at, 0);
+    for (int64_t i = 0; i < p->rows; i++)
         memcpy(c + i * c_bytes, w->edge + i * edge_bytes, width);
+}
+
+__attribute__((noinline)) static void add_up(const float *even, const float *odd, int64_t columns, float *c)
+{
+    for (int64_t j = 0; j < columns; j++)
+        c[j] += even[j] + odd[j];
+}
+
+/* By steps of sixteen pairs, without tiles: of each step the sums of the first ones and of the second ones by themselves. */
+static void run_apart(const block *w, piece p, char *c, int64_t c_bytes, int64_t columns, bool more)
+{
+    const gemm_run *run = w->run;
+    left_view a = *p.a;
+    int64_t edge_bytes = (int64_t)p.vectors * run->lanes * run->element_bytes, left = p.k;
+    p.a = &a;
+    p.k = OPQ_PAIRS_MAX / 2;
+    for (int64_t i = 0; i < p.rows && !more; i++)
+        memset(c + i * c_bytes, 0, (size_t)(columns * run->element_bytes));
+    for (; left > 0; left -= OPQ_PAIRS_MAX) {
+        for (int odd = 0; odd < 2; odd++, p.at += p.k * p.b->k_bytes, a.data += p.k * p.rows * run->element_bytes)
+            run_kernel(w, &p, w->edge + odd * EDGE_BYTES, edge_bytes, false, p.at, 0);
+        for (int64_t i = 0; i < p.rows; i++) {
+            const char *even = w->edge + i * edge_bytes;
+            add_up((const void *)even, (const void *)(even + EDGE_BYTES), columns, (void *)(c + i * c_bytes));
+        }
+    }
 }
 
 /* MXCSR around kernels that stand in for the dot instruction, which takes and gives no denormal numbers, whatever MXCSR says. */
 static unsigned begin_swapped(const gemm_run *run)
 {
     unsigned before = _mm_getcsr();
-    if (run->rule == GEMM_SWAPPED)
+    if (run->rule == GEMM_SWAPPED || run->rule == GEMM_APART)
         _mm_setcsr(DEFAULT_CSR | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
     return before;
 }
 
 static void end_swapped(const gemm_run *run, unsigned before)
 {
-    if (run->rule == GEMM_SWAPPED)
+    if (run->rule == GEMM_SWAPPED || run->rule == GEMM_APART)
         _mm_setcsr(before);
 }
 
@@ -203,7 +302,10 @@ static opq_gemm_element element_of(const gemm_run *run)
 {
     switch (run->rule) {
     case GEMM_CHAIN:
-    case GEMM_SWAPPED: break;
+    case GEMM_SWAPPED:
+    case GEMM_APART:
+    case GEMM_PAIRS16: /* and bytes: no kernel of these */
+    case GEMM_BYTES: break;
     case GEMM_PAIRS: return OPQ_GEMM_PAIRS;
     case GEMM_WIDENED: return OPQ_GEMM_WIDENED;
     case GEMM_SHORTS: return OPQ_GEMM_SHORTS;
@@ -247,16 +349,19 @@ static opq_status run_tile(const block *w, int64_t first, int64_t last, const le
         for (int64_t p = first; p < last; p++, next += share) {
             int64_t row = gemm_row(run, p), rows = gemm_row(run, p + 1) - row;
             char *to = c + (row - top) * c_bytes + j * run->element_bytes;
-            opq_gemm_kernel kernel;
-            OPQ_TRY(gemm_kernel_find(run->gemm, element, a->kind, (int)rows, vectors, &kernel));
+            piece piece = {.a = a, .b = b, .row = row, .rows = rows, .k = k, .vectors = vectors, .at = at};
+            if (!gemm_has_tiles(run->rule))
+                OPQ_TRY(gemm_kernel_find(run->gemm, element, a->kind, (int)rows, vectors, &piece.kernel));
             if (b->start)
                 start_sums(run, b, at, to, c_bytes, rows, wide, more);
             bool accumulate = more || b->start;
             unsigned csr = begin_swapped(run);
-            if (whole_vectors || wide == (int64_t)vectors * run->lanes)
-                run_kernel(kernel, a, row, b, at, to, c_bytes, k, accumulate, next, stride);
+            if (run->rule == GEMM_APART)
+                run_apart(w, piece, to, c_bytes, wide, more);
+            else if (whole_vectors || wide == (int64_t)vectors * run->lanes)
+                run_kernel(w, &piece, to, c_bytes, accumulate, next, stride);
             else
-                run_edge(w, kernel, a, row, b, at, to, c_bytes, rows, vectors, wide, k, accumulate);
+                run_edge(w, &piece, to, c_bytes, wide, accumulate);
             end_swapped(run, csr);
         }
     }
@@ -364,11 +469,9 @@ static int64_t tile_bytes(const gemm_run *run)
     return panels * gemm_ceil(run->call.m, run->row_panels) * run->group_panels * run->panel * run->element_bytes;
 }
 
-enum { EDGE_BYTES = OPQ_GEMM_ROWS_MAX * OPQ_GEMM_VECTORS_MAX * 64 };
-
 static int64_t scratch_bytes(const gemm_run *run)
 {
-    return round_up(chunk_rows_bytes(run)) + round_up(group_bytes(run)) + round_up(tile_bytes(run)) + EDGE_BYTES;
+    return round_up(chunk_rows_bytes(run)) + round_up(group_bytes(run)) + round_up(tile_bytes(run)) + 2 * EDGE_BYTES;
 }
 
 /* The left operand for the block's rows: packed before, or here. */
@@ -427,8 +530,13 @@ void gemm_blocks(void *data, int64_t begin, int64_t end)
     int status = scratch ? OPQ_OK : OPQ_NO_MEMORY;
     for (int r = 0; r < set->count; r++) {
         int64_t last = first + gemm_block_count(&set->runs[r]);
+        bool tiles = gemm_has_tiles(set->runs[r].rule) && begin < last && end > first;
+        if (tiles)
+            opq_amx_begin(set->runs[r].call.m);
         for (int64_t i = begin > first ? begin : first; i < gemm_min(end, last) && status == OPQ_OK; i++)
             status = run_block(&set->runs[r], i - first, scratch);
+        if (tiles)
+            opq_amx_end();
         first = last;
     }
     if (scratch)

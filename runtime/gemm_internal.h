@@ -22,6 +22,9 @@ typedef enum gemm_rule {
     GEMM_CHAIN, /* k numbers */
     GEMM_PAIRS, /* half as many pairs of bf16, for the dot instruction */
     GEMM_SWAPPED, /* the same sums without that instruction: f32, of two neighbours the second one first, without denormals */
+    GEMM_PAIRS16, /* pairs of bf16, sixteen by sixteen, for tiles (gemm_amx.h) */
+    GEMM_APART,   /* the same sums without these: f32, of 32 neighbours the even ones first, without denormals */
+    GEMM_BYTES,   /* quads of i8, sixteen by sixteen, for tiles */
     GEMM_WIDENED, /* k numbers, on the right i8 */
     GEMM_SHORTS,  /* of integers: half as many words of two i16 */
     GEMM_QUADS /* or a quarter as many of four u8 on the left, i8 + 128, and i8 on the right; sums begin with what that adds, less than 0 */
@@ -77,12 +80,18 @@ static inline int64_t gemm_panel_bytes(const gemm_run *run, int64_t k)
 /* The name that opq_gemm_pack_b has for what the call packs. */
 static inline opq_dtype gemm_packed_as(const opq_gemm_call *call)
 {
-    return call->pairs ? OPQ_bf16 : call->dtype == OPQ_f32 && call->b.dtype == OPQ_i8 ? OPQ_i8 : call->dtype;
+    bool widened = !call->pairs && call->dtype == OPQ_f32 && call->b.dtype == OPQ_i8;
+    return widened ? OPQ_i8 : opq_gemm_packed_name(call->dtype, call->pairs);
 }
 static inline int64_t gemm_word(gemm_rule rule) /* elements in one k of the kernels' */
 {
-    return rule == GEMM_QUADS ? 4 : rule == GEMM_PAIRS || rule == GEMM_SHORTS ? 2 : 1;
+    if (rule == GEMM_QUADS || rule == GEMM_BYTES)
+        return 4;
+    return rule == GEMM_PAIRS || rule == GEMM_PAIRS16 || rule == GEMM_SHORTS ? 2 : 1;
 }
+/* Do tiles make the sums? Their words are those of bf16 or i8, and come sixteen by sixteen. */
+static inline bool gemm_has_tiles(gemm_rule rule) { return rule == GEMM_PAIRS16 || rule == GEMM_BYTES; }
+static inline bool gemm_is_bf16(opq_dtype packed) { return packed == OPQ_bf16 || packed == OPQ_f16; }
 /* Does the engine pack the left operand, or all of the right one? */
 static inline bool gemm_packs_a(const gemm_run *run) { return !run->a_in_place && !run->call.packed_a; }
 static inline bool gemm_packs_b(const gemm_run *run)

@@ -135,6 +135,20 @@ opq_pack_source opq_pack_part_of(const opq_pack_source *s, int64_t i, int64_t j)
     return part;
 }
 
+/* Of each 32 packed rows the even ones first. */
+static void part_rows(int64_t k, int width, float *rows)
+{
+    float odd[16 * RUNS_MAX];
+    for (int64_t p = 0; p < k; p += 32, rows += 32 * width) {
+        size_t bytes = (size_t)width * sizeof *rows;
+        if (k - p < 32)
+            memset(rows + (k - p) * width, 0, (size_t)(32 - (k - p)) * bytes);
+        for (int i = 0; i < 32; i++)
+            memmove(i % 2 ? odd + i / 2 * width : rows + i / 2 * width, rows + i * width, bytes);
+        memcpy(rows + 16 * width, odd, 16 * bytes);
+    }
+}
+
 /* Exchanges neighbours of packed rows. */
 static void swap_rows(int64_t k, int width, float *rows)
 {
@@ -180,7 +194,7 @@ static void pack_part(const opq_gemm_isa *isa, const opq_pack_source *part, int6
     else
         opq_pack_panel(isa, part, rows, columns, width, to);
     if (part->swapped)
-        swap_rows(rows, width, to);
+        (part->swapped == 2 ? swap_rows : part_rows)(rows, width, to);
     for (int64_t w = 0; part->unsigned_bytes && w < (rows + each - 1) / each * width; w++)
         ((uint32_t *)to)[w] ^= 0x80808080;
 }
@@ -192,7 +206,7 @@ void opq_gemm_pack(const opq_gemm_isa *isa, const opq_pack_source *source, int64
 {
     int64_t row_bytes = (int64_t)width * opq_dtype_bytes(source->to), each = source->word ? source->word : 1;
     bool strips = source->across_stride == 1 && across > width;
-    int64_t step = strips ? isa->vector_bytes / 2 : k;
+    int64_t step = !strips ? k : source->swapped > isa->vector_bytes / 2 ? source->swapped : isa->vector_bytes / 2;
     bool crowded = strips && is_crowded(source, width, step);
     _Alignas(64) char stage[STRIP_MAX * STAGE_STEP];
     int64_t bytes = opq_dtype_bytes(source->from), staged = STAGE_BYTES / (width * bytes) * width; /* across */

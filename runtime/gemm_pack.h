@@ -26,7 +26,7 @@ typedef struct opq_pack_source {
     const int64_t *k_at, *across_at; /* where each k, or neighbour, begins: NULL, or instead of a stride */
     int word; /* not 0: a row of a panel has words of so many k, 2 bf16 (to: f32), 2 i16 or 4 i8 (to: i32), zeros where there are none */
     bool unsigned_bytes; /* of i8: each is 128 more */
-    bool swapped;        /* to f32: of two k the second one comes first, 0 if it is missing */
+    int swapped; /* not 0: to f32, of two k the second one comes first, 0 if it is missing; 32: of so many the even ones, zeros for missing ones */
     const opq_target_gemm *target;
 } opq_pack_source;
 

@@ -131,7 +131,7 @@ int64_t opq_step_packed(const opq_gemm *gemm, const opq_plan *plan, const opq_st
     const opq_matmul_step *matmul = step->matmul;
     const opq_contract *c = &matmul->contract;
     const opq_matrix *x = &matmul->matrix[o];
-    opq_dtype to = matmul->pairs ? OPQ_bf16 : matmul->dtype;
+    opq_dtype to = opq_gemm_packed_name(matmul->dtype, matmul->pairs);
     bool left = o == 0, turned = false;
     if (x->dtype == OPQ_i8 && to == OPQ_f32 && !left)
         to = OPQ_i8;

@@ -186,25 +186,27 @@ enum { OPQ_LEVELS = 6 }; /* 4096^6 elements */
 OPQ_FOLDS(OPQ_LANES_FOLD)
 OPQ_FOLDS(OPQ_COLUMN_FOLD)
 
-/* ---- products by the rule pairs: opq_pairs_step, and zeros behind the last odd one */
+/* ---- products by the rules pairs (1) and pairs16 (16): opq_pairs_steps */
 
 typedef struct opq_pairs {
-    float sum, x, y; /* x, y: of the first of a pair */
-    bool half;       /* which is there */
+    float sum, x[OPQ_PAIRS_MAX], y[OPQ_PAIRS_MAX]; /* x, y: of a step that is not there yet */
+    int count;
 } opq_pairs;
 
-static inline void opq_pairs_add(opq_pairs *fold, float x, float y)
+static inline float opq_pairs_end(opq_pairs *fold, int pairs)
 {
-    if (fold->half)
-        fold->sum = opq_pairs_step(fold->x, x, fold->y, y, fold->sum);
-    fold->half = !fold->half;
-    fold->x = x;
-    fold->y = y;
+    if (fold->count > 0)
+        fold->sum = opq_pairs_steps(pairs, fold->x, fold->y, fold->count, fold->sum);
+    fold->count = 0;
+    return fold->sum;
 }
 
-static inline float opq_pairs_end(const opq_pairs *fold)
+static inline void opq_pairs_add(opq_pairs *fold, float x, float y, int pairs)
 {
-    return fold->half ? opq_pairs_step(fold->x, 0, fold->y, 0, fold->sum) : fold->sum;
+    fold->x[fold->count] = x;
+    fold->y[fold->count++] = y;
+    if (fold->count == 2 * pairs)
+        (void)opq_pairs_end(fold, pairs);
 }
 
 /* ---- folds whose result is a place, whatever the rule: rows of folds.def, as opq_argmax_f32; 0 if there are no elements */

@@ -117,6 +117,28 @@ static inline float opq_pairs_step(float x0, float x1, float y0, float y1, float
     return opq_pairs_fma(x0, y0, opq_pairs_fma(x1, y1, sum));
 }
 
+/* ---- and "pairs16": what AMX does
+ *
+ * A step takes sixteen pairs. From +0 on, the products of the first ones of each are added up, one fma after the other, and those of the second
+ * ones; then both sums to each other, and that to what there was. All of it is rounded as above. */
+enum { OPQ_PAIRS_MAX = 2 * 16 };
+
+static inline float opq_pairs_sum(float x, float y)
+{
+    return opq_no_denormal(opq_no_denormal(x) + opq_no_denormal(y)); /* exact, where it is a denormal */
+}
+
+/* A step of either rule, of `pairs` pairs (1 or 16): the products of `count` elements, of zeros behind them. */
+static inline float opq_pairs_steps(int pairs, const float *x, const float *y, int count, float sum)
+{
+    float part[2] = {0, 0};
+    if (pairs == 1)
+        return opq_pairs_step(x[0], count > 1 ? x[1] : 0, y[0], count > 1 ? y[1] : 0, sum);
+    for (int i = 0; i < OPQ_PAIRS_MAX; i++)
+        part[i % 2] = opq_pairs_fma(i < count ? x[i] : 0, i < count ? y[i] : 0, part[i % 2]);
+    return opq_pairs_sum(sum, opq_pairs_sum(part[0], part[1]));
+}
+
 /* ---- float to integer, as cvttss2si does it: NaN and what does not fit become the smallest integer */
 
 static inline int64_t opq_f64_to_i64(double x) { return x >= -0x1p63 && x < 0x1p63 ? (int64_t)x : INT64_MIN; }

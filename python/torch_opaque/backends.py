@@ -69,8 +69,8 @@ class _Backend(types.ModuleType):
 
     @property
     def bf16_products(self) -> str:
-        """How products of bf16 that are recorded from now on are summed: "chain", "pairs", or "auto", which is pairs
-        where the processor has AVX512_BF16. The bits of each are the same everywhere. Process-wide."""
+        """How products of bf16 that are recorded from now on are summed: "chain", "pairs", "pairs16", or "auto", which
+        is pairs16 where the processor has AMX, else pairs where it has AVX512_BF16. The bits of each are the same everywhere. Process-wide."""
         return _C.get_bf16_products()
 
     @bf16_products.setter

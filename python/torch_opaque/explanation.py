@@ -353,6 +353,6 @@ def _with_modules(launches: list, graph, machine: dict) -> list:
         launch["lines"] = " ".join(dict.fromkeys(line for k in kernels[i] for line in k.lines))
         launch["libraries"] = list(dict.fromkeys(x for k in kernels[i] for x in k.libraries))
         extern = launch["kind"] == "extern"
-        pairs = any(n.attrs.get("pairs") for k in kernels[i] for n in k.nodes)
+        pairs = max((n.attrs.get("pairs", 0) for k in kernels[i] for n in k.nodes), default=0)
         launch["roof_seconds"] = None if extern else summary.roof_seconds(launch, machine, pairs)
     return launches

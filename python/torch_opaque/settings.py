@@ -47,10 +47,10 @@ SETTINGS = (
     ),
     Setting(
         "OPAQUE_BF16_PRODUCTS",
-        "auto|chain|pairs",
+        "auto|chain|pairs|pairs16",
         "auto",
         "package",
-        "rule by which products of bf16 are summed; auto: pairs where the processor has AVX512_BF16",
+        "rule by which products of bf16 are summed; auto: pairs16 where the processor has AMX, pairs where it has AVX512_BF16",
     ),
     Setting(
         "OPAQUE_MODE",
@@ -114,7 +114,7 @@ SETTINGS = (
 _MODES = {"eager": EAGER, "unfused": UNFUSED, "planned": PLANNED, "strict": STRICT}
 _WORDS = {
     "OPAQUE_LINES": ("all", "flush", "off"),
-    "OPAQUE_BF16_PRODUCTS": ("auto", "chain", "pairs"),
+    "OPAQUE_BF16_PRODUCTS": ("auto", "chain", "pairs", "pairs16"),
 }
 LOG_TOPICS = ("flush", "plan", "compile", "fusion", "fallback", "memory")
 LOG_LEVELS = ("off", "info", "debug")

@@ -120,12 +120,14 @@ def rate(launches: list) -> str:
     return f"{moved / seconds / 1e9:.3g} GB/s"
 
 
-def roof_seconds(launch: dict, machine: dict, pairs: bool = False) -> float:
+def roof_seconds(launch: dict, machine: dict, pairs: int = 0) -> float:
     """The least time in which the machine can move its bytes, at the rate of what fits where they fit, and do its arithmetic. `pairs`: an
     instruction does two multiply-adds in place of one."""
     moved = launch["bytes_read"] + launch["bytes_written"]
     fits = [r for size, r in machine["bandwidth"] if moved <= size] or [machine["bandwidth"][-1][1]]
-    return max(moved / fits[0], launch["flops"] / machine["flops_per_second"] / (1 + pairs))
+    return max(
+        moved / fits[0], launch["flops"] / machine["flops_per_second"] / {0: 1, 1: 2, 16: 16}[pairs]
+    )
 
 
 def _roof(launches: list) -> str:

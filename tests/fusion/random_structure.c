@@ -375,7 +375,7 @@ static opq_ref product(random_graph *r, opq_ref x, bool turn_a)
     opq_ref y = type.dtype == OPQ_i8 || chance(r, 15) ? bytes(r, &other) : same_shape(r, &other);
     opq_attr attrs[] = {{.key = OPQ_ATTR_transpose_a, .i = turn_a},
                         {.key = OPQ_ATTR_transpose_b, .i = turn_b},
-                        {.key = OPQ_ATTR_pairs, .i = 1}};
+                        {.key = OPQ_ATTR_pairs, .i = chance(r, 50) ? 1 : 16}};
     int attr_count = type.dtype == OPQ_bf16 && chance(r, 70) ? 3 : 2;
     r->rounds =
         type.dtype == OPQ_bf16 && r->graph->output_count == 0; /* one is read where it was rounded, not on its tile */

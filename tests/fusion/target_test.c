@@ -5,7 +5,7 @@
  * gave is written to a file. Each kernel, also of a product, which the engine would run, becomes an object; a runner (target_runner.c), compiled by the
  * target's compiler, is linked with all of them and launches them under an emulator.
  *
- * Two kinds of kernels have no code there, and are not launched: products of bf16 by the rule `pairs`, where the target lacks its instruction, and
+ * Two kinds of kernels have no code there, and are not launched: products of bf16 by the rules `pairs` and `pairs16`, where the target lacks its instruction, and
  * those of several products, which the engine runs in parts; their nodes one by one are launched like those of any graph.
  *
  *   OPAQUE_TEST_FULL=1    1,000 random graphs
@@ -61,7 +61,7 @@ static bool all_same;
 static bool has_pairs(const opq_loops *loops)
 {
     for (int i = 0; i < loops->stmt_count; i++)
-        if (loops->stmts[i].op == OPQ_STMT_loop && loops->stmts[i].role == OPQ_LOOP_pairs)
+        if (loops->stmts[i].op == OPQ_STMT_loop && opq_loop_pairs((opq_loop_role)loops->stmts[i].role))
             return true;
     return false;
 }

@@ -301,7 +301,8 @@ static const struct {
     {"matmul", "bf16[3,4] i8[4,5] {pairs=1}", "bf16[3,5]"},
     {"matmul", "i8[3,4] i8[4,5] {pairs=1}", "error: matmul: pairs are of bf16 operands"},
     {"matmul", "bf16[3,4] bf16[5,4] {pairs=1, transpose_b=1}", "bf16[3,5]"},
-    {"matmul", "bf16[3,4] bf16[4,5] {pairs=2}", "error: matmul: pairs must be 0 or 1"},
+    {"matmul", "bf16[3,4] i8[4,5] {pairs=16}", "bf16[3,5]"},
+    {"matmul", "bf16[3,4] bf16[4,5] {pairs=2}", "error: matmul: pairs must be 0, 1 or 16"},
     {"matmul", "f32[3,4] f32[4,5] {pairs=1}", "error: matmul: pairs are of bf16 operands"},
     {"matmul", "bf16[3,4] f32[4,5] {pairs=1}", "error: matmul: pairs are of bf16 operands"},
 };

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("planned")
 D = "opaque"
 
 
-@pytest.fixture(params=["chain", "pairs"])
+@pytest.fixture(params=["chain", "pairs", "pairs16"])
 def rule(request):
     with torch.backends.opaque.flags(bf16_products=request.param):
         yield request.param
@@ -36,15 +36,26 @@ def as_f32(t):
     return t.to(torch.float32).numpy()
 
 
-def summed_by_pairs(a, b):
+def summed_by_pairs(a, b, rule):
     """a @ b of two matrices of bf16, by the rule: f64 holds a sum of f32 and a product of bf16, but for one rounding in some thousands."""
     a, b = as_f32(a).astype(np.float64), as_f32(b).astype(np.float64)
-    if a.shape[1] % 2:
-        a, b = np.pad(a, ((0, 0), (0, 1))), np.pad(b, ((0, 1), (0, 0)))
-    total = np.zeros((a.shape[0], b.shape[1]), np.float32)
-    for k in range(0, a.shape[1], 2):
-        for i in (k + 1, k):
+    step = 2 if rule == "pairs" else 32
+    more = -a.shape[1] % step
+    a, b = np.pad(a, ((0, 0), (0, more))), np.pad(b, ((0, more), (0, 0)))
+
+    def chain(total, places):
+        for i in places:
             total = (total + a[:, i : i + 1] * b[i : i + 1]).astype(np.float32)
+        return total
+
+    zero = total = np.zeros((a.shape[0], b.shape[1]), np.float32)
+    for k in range(0, a.shape[1], step):
+        if rule == "pairs":
+            total = chain(total, (k + 1, k))
+        else:
+            total = total + (
+                chain(zero, range(k, k + 32, 2)) + chain(zero, range(k + 1, k + 32, 2))
+            )
     return torch.from_numpy(total).to(torch.bfloat16)
 
 
@@ -67,7 +78,7 @@ def test_what_goes_by_pairs(pairs):
     with torch.backends.opaque.flags(bf16_products="chain"):
         assert "pairs" not in text(x @ w)
     assert torch.backends.opaque.bf16_products == "pairs"
-    with pytest.raises(ValueError, match="'auto', 'chain' or 'pairs'"):
+    with pytest.raises(ValueError, match="'auto', 'chain', 'pairs' or 'pairs16'"):
         torch.backends.opaque.bf16_products = "both"
 
 
@@ -75,7 +86,8 @@ def test_the_processor_decides(run_warm):
     code = "x = torch.randn(64, 64, dtype=torch.bfloat16).to('opaque')\nprint(torch_opaque.graph(x @ x, stage='recorded'))"
     code = "import torch, torch_opaque\n" + code
     assert "pairs" not in run_warm(code, OPAQUE_CPU="avx2").stdout
-    assert "pairs=1" in run_warm(code, OPAQUE_CPU="avx2", OPAQUE_BF16_PRODUCTS="pairs").stdout
+    assert "{pairs=1}" in run_warm(code, OPAQUE_CPU="avx2", OPAQUE_BF16_PRODUCTS="pairs").stdout
+    assert "{pairs=16}" in run_warm(code, OPAQUE_CPU="avx2", OPAQUE_BF16_PRODUCTS="pairs16").stdout
     assert "pairs" not in run_warm(code, OPAQUE_BF16_PRODUCTS="chain").stdout
 
 
@@ -87,8 +99,8 @@ def test_layouts_and_neighbours_change_no_bits(rule, m, k, n):
     x, w = half(m, k), half(k, n)
     xd, wd = x.to(D), w.to(D)
     want = (xd @ wd).cpu()
-    if rule == "pairs":
-        assert (want == summed_by_pairs(x, w)).float().mean() > 0.999
+    if rule != "chain":
+        assert (want == summed_by_pairs(x, w, rule)).float().mean() > 0.999
     turned = x.t().contiguous().to(D).t(), w.t().contiguous().to(D).t()
     apart = torch.stack([x, x], 2).to(D)[..., 0], torch.stack([w, w], 2).to(D)[..., 1]
     for a, b in (turned, (xd, turned[1]), (turned[0], wd), apart, (xd * 1, wd * 1)):

@@ -6,6 +6,7 @@
 #define _GNU_SOURCE /* MAP_ANONYMOUS */
 #include "codegen_llvm/cpu.h"
 #include "graph/graph.h"
+#include "opaque/kernel.h"
 #include "runtime/gemm_internal.h"
 #include "tests/support.h"
 
@@ -65,6 +66,19 @@ static int setup(void **state)
 {
     (void)state;
     return opq_cpu_detect(&cpu) != OPQ_OK || opq_gemm_create(&cpu, &host, &gemm) != OPQ_OK;
+}
+
+/* As the processor is; as if it had no tiles; nor the dots of words. */
+enum { WAYS = 3 };
+static int way;
+static void set_way(int to)
+{
+    way = to;
+    unsigned lacks = way == 0 ? 0 : way == 1 ? OPQ_LEAF_tiles : OPQ_LEAF_tiles | OPQ_LEAF_pairs | OPQ_LEAF_quads;
+    opq_gemm_destroy(gemm);
+    assert_int_equal(opq_cpu_detect(&cpu), OPQ_OK);
+    cpu.leaves &= ~lacks;
+    assert_int_equal(opq_gemm_create(&cpu, &host, &gemm), OPQ_OK);
 }
 
 static int teardown(void **state)
@@ -159,12 +173,13 @@ typedef struct sample {
     opq_dtype dtype, a_dtype, b_dtype;
 } sample;
 
-static bool pairs; /* the rule of samples */
+static int pairs; /* the rule of samples */
 
 /* right: as the right operand of the call, or of the transposed one. */
 static opq_dtype packed_dtype(const sample *s, opq_dtype operand, bool right)
 {
-    return pairs ? OPQ_bf16 : right && s->dtype == OPQ_f32 && operand == OPQ_i8 ? OPQ_i8 : s->dtype;
+    bool widened = !pairs && right && s->dtype == OPQ_f32 && operand == OPQ_i8;
+    return widened ? OPQ_i8 : opq_gemm_packed_name(s->dtype, pairs);
 }
 
 enum { TABLE_MAX = 1 << 13, TABLES = 16 };
@@ -307,12 +322,11 @@ static void reference(const opq_gemm_call *call, char *c)
                 double wide = 0;
                 float narrow = 0;
                 uint32_t whole = 0;
-                for (int64_t k = 0; k < call->k && call->pairs; k += 2) {
-                    bool both = k + 1 < call->k;
-                    float a = (float)matrix_at(&call->a, l, i, k), b = (float)matrix_at(&call->b, l, k, j);
-                    narrow = opq_pairs_step(a, both ? (float)matrix_at(&call->a, l, i, k + 1) : 0, b,
-                                            both ? (float)matrix_at(&call->b, l, k + 1, j) : 0, narrow);
-                }
+                opq_pairs steps = {0};
+                for (int64_t k = 0; k < call->k && call->pairs; k++)
+                    opq_pairs_add(&steps, (float)matrix_at(&call->a, l, i, k), (float)matrix_at(&call->b, l, k, j),
+                                  call->pairs);
+                narrow = opq_pairs_end(&steps, call->pairs);
                 for (int64_t k = 0; k < call->k && !call->pairs; k++) {
                     double a = matrix_at(&call->a, l, i, k), b = matrix_at(&call->b, l, k, j);
                     if (call->dtype == OPQ_f64)
@@ -439,7 +453,8 @@ static void check_packed(const sample *s, opq_gemm_call call, const char *expect
 /* The first third of k, then the sums go on. */
 static void check_accumulated(const sample *s, opq_gemm_call call, const char *expect)
 {
-    int64_t count = s->batch * s->m * s->n, bytes = opq_dtype_bytes(s->dtype), k = pairs ? s->k / 6 * 2 : s->k / 3;
+    int64_t count = s->batch * s->m * s->n, bytes = opq_dtype_bytes(s->dtype),
+            k = pairs ? s->k / 3 / (2 * pairs) * 2 * pairs : s->k / 3;
     call.c = calloc((size_t)count + 1, (size_t)bytes);
     call.c_row_stride = s->n;
     call.c_batch_stride = s->m * s->n;
@@ -510,7 +525,7 @@ static const opq_dtype dtypes[][3] = {
 static void check_shapes(int which)
 {
     /* A sample of the layouts is enough for conversions, and for what has run whole without sanitizers. */
-    int every = (which > 0 ? 3 : 1) * (test_sample(4) < 4 ? 3 : 1);
+    int every = (which > 0 ? 3 : 1) * (test_sample(4) < 4 ? 3 : 1) * (way > 0 || pairs > 1 ? 2 : 1);
     for (int i = 0; i < SHAPES; i++)
         for (int a = 0; a < LAYOUTS; a++)
             for (int b = 0; b < LAYOUTS; b++) {
@@ -556,10 +571,15 @@ static void test_pairs(void **state)
         {1, 9, 300, 6001, ROWS, PADDED_PLACES, OPQ_f32, OPQ_bf16, OPQ_bf16},
         {1, 1024, 40, 37, COLUMNS, ROWS, OPQ_f32, OPQ_bf16, OPQ_bf16},
     };
-    pairs = true;
-    check_shapes(2);
-    check_all(large, sizeof large / sizeof *large);
-    pairs = false;
+    for (int w = 0; w < WAYS; w++) {
+        set_way(w);
+        for (pairs = 1; pairs <= 16; pairs += 15) {
+            check_shapes(2);
+            check_all(large, sizeof large / sizeof *large);
+        }
+    }
+    set_way(0);
+    pairs = 0;
 }
 static void test_bytes(void **state)
 {
@@ -576,12 +596,16 @@ static void test_bytes(void **state)
         {1, 603, 1, 1003, ROWS, ROWS, OPQ_f32, OPQ_i8, OPQ_f32},
         {2, 300, 60, 100, ROWS, BROADCAST, OPQ_f32, OPQ_bf16, OPQ_i8},
     };
-    for (int which = 7; which < 10; which++)
-        check_shapes(which);
-    check_all(large, sizeof large / sizeof *large);
-    pairs = true;
-    check_shapes(10);
-    pairs = false;
+    for (int w = 0; w < WAYS; w++) {
+        set_way(w);
+        for (int which = 7; which < 10; which++)
+            check_shapes(which);
+        check_all(large, sizeof large / sizeof *large);
+        for (pairs = 1; pairs <= 16; pairs += 15)
+            check_shapes(10);
+        pairs = 0;
+    }
+    set_way(0);
 }
 
 static void test_half(void **state)
@@ -706,16 +730,15 @@ static void test_beside(void **state)
 }
 
 /* Any bits: denormals, infinities, sums that are too small for a normal number, and NaN, whose payload is not covered. */
-static void test_pairs_of_any_bits(void **state)
+static void check_any_bits(int rule)
 {
-    (void)state;
-    enum { M = 23, N = 70, K = 11 };
+    enum { M = 23, N = 70, K = 43 };
     static uint16_t a[M * K], b[K * N];
     static float expect[M * N], c[M * N];
-    opq_gemm_call call = {.dtype = OPQ_f32, .pairs = true, .batch = 1, .m = M, .n = N, .c = c, .c_row_stride = N};
+    opq_gemm_call call = {.dtype = OPQ_f32, .pairs = rule, .batch = 1, .m = M, .n = N, .c = c, .c_row_stride = N};
     call.a = (opq_matrix){.data = a, .row_stride = K, .column_stride = 1, .dtype = OPQ_bf16};
     call.b = (opq_matrix){.data = b, .row_stride = N, .column_stride = 1, .dtype = OPQ_bf16};
-    for (int turn = 0; turn < 300; turn++) {
+    for (int turn = 0; turn < 129; turn++) {
         int least = turn % 3 ? 0 : 56,
             most = turn % 3 == 2 ? 255 : 72; /* exponents; of products about the smallest ones */
         for (int i = 0; i < M * K + K * N; i++) {
@@ -736,18 +759,32 @@ static void test_pairs_of_any_bits(void **state)
     }
 }
 
+static void test_pairs_of_any_bits(void **state)
+{
+    (void)state;
+    for (int w = 0; w < WAYS; w++) {
+        set_way(w);
+        check_any_bits(1);
+        check_any_bits(16);
+    }
+    set_way(0);
+}
+
 /* The second product of a pair comes first: 1 + 2^-25 is 1. */
 static void test_order_of_pairs(void **state)
 {
     (void)state;
     uint16_t a[4] = {0, 0x3f80, 0xbf80, 0x3f80}, b[4] = {0, 0x3f80, 0x3f80, 0x3300}; /* 0, 1, -1, 1; 0, 1, 1, 2^-25 */
     float c[1];
-    opq_gemm_call call = {.dtype = OPQ_f32, .pairs = true, .batch = 1, .m = 1, .n = 1, .k = 4, .c = c, .c_row_stride = 1};
+    opq_gemm_call call = {.dtype = OPQ_f32, .pairs = 1, .batch = 1, .m = 1, .n = 1, .k = 4, .c = c, .c_row_stride = 1};
     call.a = (opq_matrix){.data = a, .row_stride = 4, .column_stride = 1, .dtype = OPQ_bf16};
     call.b = (opq_matrix){.data = b, .row_stride = 1, .column_stride = 1, .dtype = OPQ_bf16};
     assert_int_equal(opq_gemm_run(gemm, &call), OPQ_OK);
     assert_true(c[0] == 0);
-    call.pairs = false;
+    call.pairs = 16; /* first ones -1, second ones 1 + 2^-25 */
+    assert_int_equal(opq_gemm_run(gemm, &call), OPQ_OK);
+    assert_true(c[0] == 0);
+    call.pairs = 0;
     assert_int_equal(opq_gemm_run(gemm, &call), OPQ_OK);
     assert_true(c[0] == 0x1p-25f);
     uint16_t tiny[2] = {0x0080, 0x0001}, half[2] = {0x3f00, 0x3f80}; /* 2^-126 / 2 + 2^-133 */
@@ -756,7 +793,7 @@ static void test_order_of_pairs(void **state)
     call.b.data = half;
     assert_int_equal(opq_gemm_run(gemm, &call), OPQ_OK);
     assert_true(c[0] == 0x1p-127f + 0x1p-133f);
-    call.pairs = true;
+    call.pairs = 1;
     assert_int_equal(opq_gemm_run(gemm, &call), OPQ_OK);
     assert_true(c[0] == 0);
 }
@@ -798,9 +835,9 @@ static void test_invalid(void **state)
     assert_int_equal(opq_gemm_run(gemm, &call), OPQ_INVALID);
     assert_int_equal(opq_gemm_run_beside(gemm, &call, 1), OPQ_INVALID);
     call.m = 1;
-    call.pairs = true; /* of f32 */
+    call.pairs = 1; /* of f32 */
     assert_int_equal(opq_gemm_run(gemm, &call), OPQ_INVALID);
-    call.pairs = false;
+    call.pairs = 0;
     call.dtype = OPQ_bf16;
     assert_int_equal(opq_gemm_run(gemm, &call), OPQ_INVALID);
     assert_int_equal(opq_gemm_pack_b(gemm, OPQ_f32, &wide, 1, 1, x), OPQ_INVALID);
