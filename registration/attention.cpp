@@ -20,9 +20,11 @@ namespace
 
 using MaybeTensor = std::optional<Tensor>;
 
-bool plain(const Tensor &tensor)
+// f32, or halves, which are computed in f32.
+bool plain(const Tensor &tensor, at::ScalarType type)
 {
-    return tensor.scalar_type() == at::kFloat && tensor.dim() == 4 && tensor.numel() > 0;
+    const bool known = type == at::kFloat || type == at::kBFloat16 || type == at::kHalf;
+    return known && tensor.scalar_type() == type && tensor.dim() == 4 && tensor.numel() > 0;
 }
 
 // Do the operands have the sizes of one attention? If not, the decomposition says so in PyTorch's words.
@@ -34,13 +36,15 @@ bool fits(const Tensor &query, const Tensor &key, const Tensor &value, const May
            (!mask || at::is_expandable_to(mask->sizes(), {query.size(0), query.size(1), query.size(2), key.size(2)}));
 }
 
-// f32 without dropout; all else is decomposed, and recorded and differentiated in its parts. A mask besides is_causal is refused by the
+// f32 and halves without dropout; all else is decomposed, and recorded and differentiated in its parts. A mask besides is_causal is refused by the
 // decomposition, and on the CPU taken by what computes the rest: there it decides.
 int64_t choose(const Tensor &query, const Tensor &key, const Tensor &value, const MaybeTensor &mask, double dropout,
                bool causal, std::optional<double> scale, bool grouped)
 {
     const auto math = static_cast<int64_t>(sdp::SDPBackend::math);
-    if (!plain(query) || !plain(key) || !plain(value) || dropout != 0 || !fits(query, key, value, mask, grouped))
+    const at::ScalarType type = query.scalar_type();
+    if (!plain(query, type) || !plain(key, type) || !plain(value, type) || dropout != 0 ||
+        !fits(query, key, value, mask, grouped))
         return math;
     if (mask && causal &&
         at::native::_fused_sdp_choice_cpp(query, key, value, mask, dropout, causal, scale, grouped) == math)
@@ -124,10 +128,9 @@ Value last(opq_op op, const Value &x) { return reduce(op, {x}, {x.rank() - 1}, t
 
 // The sum of a row divides the result, which has fewer columns than the row. A row that sees nothing gives 0.
 using Attention = std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor>;
-Attention attention(const Tensor &query, const Tensor &key, const Tensor &value, const MaybeTensor &bias, double,
-                    bool causal, bool, std::optional<double> scale)
+Attention attention_f32(const Tensor &query, const Tensor &key, const Tensor &value, const MaybeTensor &bias,
+                        bool causal, std::optional<double> scale)
 {
-    note_line();
     const Heads heads(query, key);
     const bool masked = bias && bias->defined();
     const Value products = product(heads.of_query(query), heads.of_key(key), false, true);
@@ -147,13 +150,11 @@ Attention attention(const Tensor &query, const Tensor &key, const Tensor &value,
 
 // With p the softmax of the scores s: ds = p (dp - sum(p dp)), and sum(p dp) = sum(grad out). The scores are made again, to the same bits, of
 // the keys as columns: as values of their own, so that the forward formula's need not be kept when both are run at once.
-std::tuple<Tensor, Tensor, Tensor, Tensor>
-attention_backward(const Tensor &grad_out, const Tensor &query, const Tensor &key, const Tensor &value,
-                   const Tensor &bias, std::array<bool, 4> wanted, const Tensor &out, const Tensor &total,
-                   const Tensor &, const Tensor &, c10::SymInt, c10::SymInt, double, bool causal, const Tensor &,
-                   const Tensor &, std::optional<double> scale)
+using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+Gradients attention_backward_f32(const Tensor &grad_out, const Tensor &query, const Tensor &key, const Tensor &value,
+                                 const Tensor &bias, std::array<bool, 4> wanted, const Tensor &out, const Tensor &total,
+                                 bool causal, std::optional<double> scale)
 {
-    note_line();
     Tensor grad_query, grad_key, grad_value, grad_bias;
     const Heads heads(query, key);
     const double factor = scale_of(query, scale);
@@ -181,16 +182,44 @@ attention_backward(const Tensor &grad_out, const Tensor &query, const Tensor &ke
     return {grad_query, grad_key, grad_value, grad_bias};
 }
 
-// The CPU's operators, which graphs have that were traced for it: without dropout, of any floating-point dtype, that of halves in f32.
-Tensor wide(const Tensor &x) { return x.scalar_type() == at::kDouble ? x : x.to(at::kFloat); }
+// Halves are widened, and the results are of their dtype, but for the logarithms of the sums.
+Tensor wide(const Tensor &x) { return !x.defined() || x.scalar_type() == at::kDouble ? x : x.to(at::kFloat); }
 MaybeTensor wide(const MaybeTensor &x) { return x && x->defined() ? MaybeTensor(wide(*x)) : std::nullopt; }
 
+Attention attention(const Tensor &query, const Tensor &key, const Tensor &value, const MaybeTensor &bias, double,
+                    bool causal, bool, std::optional<double> scale)
+{
+    note_line();
+    Attention all = attention_f32(wide(query), wide(key), wide(value), wide(bias), causal, scale);
+    std::get<0>(all) = std::get<0>(all).to(query.scalar_type());
+    return all;
+}
+
+Gradients attention_backward(const Tensor &grad_out, const Tensor &query, const Tensor &key, const Tensor &value,
+                             const Tensor &bias, std::array<bool, 4> wanted, const Tensor &out, const Tensor &total,
+                             const Tensor &, const Tensor &, c10::SymInt, c10::SymInt, double, bool causal,
+                             const Tensor &, const Tensor &, std::optional<double> scale)
+{
+    note_line();
+    auto [q, k, v, mask] = attention_backward_f32(wide(grad_out), wide(query), wide(key), wide(value), wide(bias),
+                                                  wanted, wide(out), total, causal, scale);
+    const auto narrow = [](Tensor &gradient, const Tensor &of) {
+        gradient = gradient.defined() ? gradient.to(of.scalar_type()) : gradient;
+    };
+    narrow(q, query);
+    narrow(k, key);
+    narrow(v, value);
+    narrow(mask, bias);
+    return {q, k, v, mask};
+}
+
+// The CPU's operators, which graphs have that were traced for it: without dropout, of any floating-point dtype.
 std::tuple<Tensor, Tensor> attention_of_cpu(const Tensor &query, const Tensor &key, const Tensor &value, double dropout,
                                             bool causal, const MaybeTensor &mask, std::optional<double> scale)
 {
     TORCH_CHECK(dropout == 0, "_scaled_dot_product_flash_attention_for_cpu: dropout_p is to be 0, not ", dropout);
-    const Attention all = attention(wide(query), wide(key), wide(value), wide(mask), 0, causal, false, scale);
-    return {std::get<0>(all).to(query.scalar_type()), std::get<1>(all)};
+    const Attention all = attention(query, key, value, mask, 0, causal, false, scale);
+    return {std::get<0>(all), std::get<1>(all)};
 }
 
 std::tuple<Tensor, Tensor, Tensor> attention_of_cpu_backward(const Tensor &grad_out, const Tensor &query,
@@ -199,10 +228,9 @@ std::tuple<Tensor, Tensor, Tensor> attention_of_cpu_backward(const Tensor &grad_
                                                              const MaybeTensor &mask, std::optional<double> scale)
 {
     const auto [q, k, v, bias] =
-        attention_backward(wide(grad_out), wide(query), wide(key), wide(value), wide(mask).value_or(Tensor()),
-                           {true, true, true, false}, wide(out), total, {}, {}, 0, 0, 0, causal, {}, {}, scale);
-    const at::ScalarType dtype = query.scalar_type();
-    return {q.to(dtype), k.to(dtype), v.to(dtype)};
+        attention_backward(grad_out, query, key, value, mask.value_or(Tensor()), {true, true, true, false}, out, total,
+                           {}, {}, 0, 0, 0, causal, {}, {}, scale);
+    return {q, k, v};
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library)
