@@ -334,7 +334,9 @@ py::dict roofline()
     py::list bandwidth;
     for (int i = 0; i < OPQ_ROOFLINE_SIZES; ++i)
         bandwidth.append(py::make_tuple(measured.size[i], measured.bytes[i]));
-    return py::dict("threads"_a = measured.threads, "flops_per_second"_a = measured.flops, "bandwidth"_a = bandwidth);
+    return py::dict("threads"_a = measured.threads, "flops_per_second"_a = measured.flops, "bandwidth"_a = bandwidth,
+                    "products"_a =
+                        py::dict("pairs"_a = measured.pairs, "pairs16"_a = measured.pairs16, "i8"_a = measured.i8));
 }
 
 // ---- before a run

@@ -18,7 +18,10 @@ ISA void opq_amx_begin(int64_t rows)
         shapes.row_bytes[i] = LINE;
         shapes.rows[i] = (uint8_t)(i >= 6 || rows > OPQ_AMX_ROWS ? OPQ_AMX_ROWS : rows);
     }
-    __asm__ volatile("" : : "r"(&shapes) : "memory"); /* a compiler may believe that no more than a word of it is read */
+    __asm__ volatile(""
+                     :
+                     : "r"(&shapes)
+                     : "memory"); /* a compiler may believe that no more than a word of it is read */
     _tile_loadconfig(&shapes);
 }
 

@@ -1,6 +1,7 @@
 /* What the machine can do at most, measured: multiply-adds from registers, and copies of several sizes. Williams, Waterman, Patterson:
  * "Roofline", CACM 52 (2009). */
 #include "runtime/roofline.h"
+#include "codegen_llvm/cpu.h"
 #include "codegen_llvm/gemm_kernel.h"
 #include "codegen_llvm/jit.h"
 #include "runtime/parallel.h"
@@ -84,7 +85,8 @@ opq_status opq_roofline_measure(const opq_runtime *runtime, opq_roofline *out_ro
 {
     const opq_host *host = runtime->host;
     int64_t threads = host && host->thread_count ? host->thread_count(host->self) : 1;
-    int lanes = opq_gemm_vector_bytes(opq_jit_cpu(runtime->jit)) / (int)sizeof(float);
+    const struct opq_cpu *cpu = opq_jit_cpu(runtime->jit);
+    int lanes = opq_gemm_vector_bytes(cpu) / (int)sizeof(float);
     measured m = {.wide = lanes == 16};
     size_t most = (size_t)sizes[OPQ_ROOFLINE_SIZES - 1] / 2;
     m.from = malloc(2 * most);
@@ -93,6 +95,9 @@ opq_status opq_roofline_measure(const opq_runtime *runtime, opq_roofline *out_ro
     m.to = m.from + most;
     memset(m.from, 1, 2 * most);
     *out_roofline = (opq_roofline){.threads = (int)threads};
+    out_roofline->pairs = opq_cpu_has(cpu, OPQ_LEAF_pairs) ? 2 : 1;
+    out_roofline->pairs16 = opq_cpu_has(cpu, OPQ_LEAF_tiles) ? 16 : 1;
+    out_roofline->i8 = opq_cpu_has(cpu, OPQ_LEAF_tiles) ? 32 : opq_cpu_has(cpu, OPQ_LEAF_quads) ? 4 : 1;
     out_roofline->flops = 2.0 * CHAINS * STEPS * lanes * (double)threads / best(host, threads, multiply, &m);
     for (int s = 0; s < OPQ_ROOFLINE_SIZES; s++) {
         m.piece = sizes[s] / 2 / threads;

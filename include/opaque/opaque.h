@@ -264,7 +264,9 @@ typedef enum opq_line_part {
 enum { OPQ_ROOFLINE_SIZES = 3 };
 typedef struct opq_roofline {
     int threads;
-    double flops;                     /* a second */
+    double flops; /* of f32, a second */
+    int pairs, pairs16,
+        i8; /* as many times as that, of products by these rules and of i8: by the processor's instructions */
     int64_t size[OPQ_ROOFLINE_SIZES]; /* bytes read and written: in the second cache, the last one, memory */
     double bytes[OPQ_ROOFLINE_SIZES]; /* a second */
 } opq_roofline;

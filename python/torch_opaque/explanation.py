@@ -25,7 +25,7 @@ _RUNS, _SECONDS = 5, 5.0  # of a function, besides the first
 class Explanation:
     """What one run was. `kernels`: a dict per launch, in order; `grouping`: False under unfused(); `graph`: the fused Graph; `unfused`: its Edges, in the order printed;
     `keepers`: (what keeps it, type, bytes) per value stored; `machine`: {"threads", "flops_per_second", "bandwidth": [(bytes, bytes per
-    second), ...]}, the roofline, measured once; `runs`: of each run {"why": what tells it
+    second), ...], "products": {"pairs", "pairs16", "i8": as many times as flops}}, the roofline, measured once; `runs`: of each run {"why": what tells it
     from the nearest plan, None if its plan was there, "kernels", "compiled", "outputs": values stored for the program, "unwatched": what
     runs of its graph did before somebody looked: {"kind": "plan", "pieces", ... (see `unwatched`), "ops", "runs_in_pieces", "each_seconds":
     how much dearer such a run is than one by a plan, "price_seconds": what planning takes}}; `bytes_new`:
@@ -353,6 +353,6 @@ def _with_modules(launches: list, graph, machine: dict) -> list:
         launch["lines"] = " ".join(dict.fromkeys(line for k in kernels[i] for line in k.lines))
         launch["libraries"] = list(dict.fromkeys(x for k in kernels[i] for x in k.libraries))
         extern = launch["kind"] == "extern"
-        pairs = max((n.attrs.get("pairs", 0) for k in kernels[i] for n in k.nodes), default=0)
-        launch["roof_seconds"] = None if extern else summary.roof_seconds(launch, machine, pairs)
+        products = summary.products_of(n for k in kernels[i] for n in k.nodes)
+        launch["roof_seconds"] = None if extern else summary.roof_seconds(launch, machine, products)
     return launches

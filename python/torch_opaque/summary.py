@@ -120,13 +120,22 @@ def rate(launches: list) -> str:
     return f"{moved / seconds / 1e9:.3g} GB/s"
 
 
-def roof_seconds(launch: dict, machine: dict, pairs: int = 0) -> float:
-    """The least time in which the machine can move its bytes, at the rate of what fits where they fit, and do its arithmetic. `pairs`: an
-    instruction does two multiply-adds in place of one."""
+def products_of(nodes) -> str | None:
+    """What the machine may have faster instructions for: a key of its "products"."""
+    for node in nodes:
+        if node.op == "matmul" and (node.attrs.get("pairs") or node.dtype == "i32"):
+            return {0: "i8", 1: "pairs", 16: "pairs16"}[node.attrs.get("pairs", 0)]
+    return None
+
+
+def roof_seconds(launch: dict, machine: dict, products: str | None = None) -> float:
+    """The least time in which the machine can move its bytes, at the rate of what fits where they fit, and do its arithmetic, `products` by
+    instructions that do several multiply-adds in place of one."""
     moved = launch["bytes_read"] + launch["bytes_written"]
     fits = [r for size, r in machine["bandwidth"] if moved <= size] or [machine["bandwidth"][-1][1]]
     return max(
-        moved / fits[0], launch["flops"] / machine["flops_per_second"] / {0: 1, 1: 2, 16: 16}[pairs]
+        moved / fits[0],
+        launch["flops"] / machine["flops_per_second"] / machine["products"].get(products, 1),
     )
 
 

@@ -43,18 +43,20 @@ def tensors(shape):
     return [torch.randn(size) for size in sizes]
 
 
-def run(shape, kind, device, dtype):
-    """The result and the gradients of all floating arguments."""
-    leaves = [x.to(dtype).to(device).requires_grad_() for x in tensors(shape)]
+def run(shape, kind, device, dtype, rounded=None):
+    """The result and the gradients of all floating arguments, which are numbers of the dtype `rounded`."""
+    rounded = rounded or dtype
+    leaves = [x.to(rounded).to(dtype).to(device).requires_grad_() for x in tensors(shape)]
     mask = mask_of(kind, shape)
     if mask is not None:
-        mask = (mask if mask.dtype == torch.bool else mask.to(dtype)).to(device)
+        mask = (mask if mask.dtype == torch.bool else mask.to(rounded).to(dtype)).to(device)
     if mask is not None and mask.dtype != torch.bool:
         leaves.append(mask.requires_grad_())
     out = F.scaled_dot_product_attention(
         *leaves[:3], attn_mask=mask, is_causal=kind == "causal", enable_gqa=shape[1] != shape[2]
     )
-    weight = torch.arange(out.numel(), dtype=dtype).reshape(out.shape).sin().to(device)
+    weight = torch.arange(out.numel(), dtype=torch.float64).reshape(out.shape).sin()
+    weight = (weight if rounded == dtype else weight.to(rounded)).to(dtype).to(device)
     return [x.cpu() for x in (out.detach(), *torch.autograd.grad(out, leaves, weight))]
 
 
@@ -105,6 +107,28 @@ def test_it_is_one_kernel_that_reads_its_operands_and_writes_its_result(kind):
     assert kinds == ["block"]
     moved = sum(kernel["bytes_read"] + kernel["bytes_written"] for kernel in explanation.kernels)
     assert moved == 4 * (4 * q.numel() + (0 if mask is None else mask.numel()))
+
+
+@pytest.mark.parametrize("dtype, place", [(torch.bfloat16, 2**-7), (torch.float16, 2**-10)])
+@pytest.mark.parametrize("kind", MASKS)
+def test_halves_go_the_same_way(kind, dtype, place):
+    for shape in SHAPES[:5]:
+        want = run(shape, kind, "cpu", torch.float64, dtype)
+        got = run(shape, kind, "opaque", dtype)
+        with torch_opaque.unfused():
+            unfused = run(shape, kind, "opaque", dtype)
+        for x, y, z in zip(want, got, unfused, strict=True):
+            assert y.dtype == dtype and torch.equal(y, z)
+            most = max(float(x.abs().max()), 0.01)
+            torch.testing.assert_close(y.double(), x, rtol=place, atol=place * most)
+    q, k, v = (x.to(dtype).to("opaque") for x in tensors((2, 4, 4, 256, 256, 16, 16)))
+    torch.opaque.synchronize()
+    kinds, explanation = kernels(
+        lambda: F.scaled_dot_product_attention(q, k, v, is_causal=kind == "causal")
+    )
+    assert kinds.count("block") == 1 and set(kinds) <= {"block", "map"}
+    moved = sum(kernel["bytes_read"] + kernel["bytes_written"] for kernel in explanation.kernels)
+    assert moved < 2 * 4 * 256 * 256 * 4  # the scores were not
 
 
 COMPOSED = {

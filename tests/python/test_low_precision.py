@@ -186,3 +186,24 @@ def test_other_products_of_int8_are_int8(product):
     want, got = product(x, y), product(x.to("opaque"), y.to("opaque"))
     assert got.dtype == torch.int8
     assert torch.equal(got.cpu(), want)
+
+
+def test_the_roof_of_products():
+    """explain() knows that products of i8 and of bf16 have instructions of their own, where the processor has them."""
+    x = torch.randint(-128, 128, (256, 256), dtype=torch.int8).to("opaque")
+    y = torch.randn(256, 256, dtype=torch.bfloat16).to("opaque")
+    for kind, product in {
+        "i8": lambda: torch._int_mm(x, x),
+        "pairs": lambda: y @ y,
+        "pairs16": lambda: y @ y,
+    }.items():
+        rule = "chain" if kind == "i8" else kind
+        with torch.backends.opaque.flags(bf16_products=rule):
+            explanation = torch_opaque.explain(product, show=False)
+        (kernel,) = explanation.kernels
+        machine = explanation.machine
+        assert machine["products"][kind] in (1, 2, 4, 16, 32)
+        seconds = kernel["flops"] / machine["flops_per_second"] / machine["products"][kind]
+        moved = kernel["bytes_read"] + kernel["bytes_written"]
+        rate = next(r for size, r in machine["bandwidth"] if moved <= size)
+        assert kernel["roof_seconds"] == max(seconds, moved / rate)
