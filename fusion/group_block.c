@@ -207,6 +207,20 @@ static bool is_product(const block *b, const opq_lowered *lowered, opq_ref ref, 
     return rows >= ROWS_MIN && columns >= ROWS_MIN && (has_rows(b, ref) ? k : type->size[type->rank - 1]) <= WIDTH_MAX;
 }
 
+/* Does a second product, or what is made of it, need another one? Each is made by itself, and stored if it is an output. */
+static bool need_each_other(const block *b)
+{
+    for (int i = 0; i < b->member_count; i++) {
+        int part = b->group_of[b->members[i]] - b->rows - 1;
+        for (int32_t e = b->g->first_edge[b->members[i]]; part >= b->parts.first_count && e >= 0; e = b->g->edges[e].next) {
+            int user = b->group_of[b->g->edges[e].consumer] - b->rows - 1;
+            if (user >= b->parts.first_count && user < b->parts.count && user != part)
+                return true;
+        }
+    }
+    return false;
+}
+
 static opq_status lower_parts(block *b, bool *out_fits)
 {
     opq_arena *arena = &b->g->scratch;
@@ -242,7 +256,8 @@ static opq_status block_fits(block *b, bool *out_fits)
     OPQ_TRY(opq_group_collect(g, -1, b->group, b->count, &b->member_count));
     b->members = g->trial;
     opq_status status = OPQ_OK;
-    if (opq_parts_split(b->in, g->result.group_of, b->members, b->member_count, b->rows, &b->parts) && pays(b))
+    if (opq_parts_split(b->in, g->result.group_of, b->members, b->member_count, b->rows, &b->parts) && pays(b) &&
+        !need_each_other(b))
         status = lower_parts(b, out_fits);
     opq_group_restore(g, b->group, b->count);
     opq_arena_drop(&g->scratch);

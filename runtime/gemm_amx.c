@@ -4,7 +4,7 @@
 
 #define ISA __attribute__((target("amx-tile,amx-bf16,amx-int8")))
 #define INLINE static inline __attribute__((always_inline)) ISA
-enum { LINE = 64, B_STRIDE = 2 * LINE };
+enum { LINE = OPQ_AMX_BYTES, B_STRIDE = 2 * LINE };
 
 /* Tiles 0 to 3 are sums, 4 and 5 of the left operand, 6 and 7 of the right one. */
 ISA void opq_amx_begin(int64_t rows)

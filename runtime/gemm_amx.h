@@ -1,6 +1,6 @@
 /* The tiles of AMX: up to 16 x 16 sums, to which one instruction adds sixteen words of each row times those of each column.
  *
- * What it adds is opq_pairs_steps of 16 pairs of bf16, denormals and all, whatever MXCSR says (compared on Sapphire Rapids' successors on 25 million
+ * What it adds is opq_pairs_steps of 16 pairs of bf16, denormals and all, whatever MXCSR says (compared on Emerald Rapids on 26 million
  * sums: no bit differed), or of i8 to i32.
  */
 #ifndef OPAQUE_RUNTIME_GEMM_AMX_H
@@ -8,7 +8,7 @@
 
 #include "opaque/opaque.h"
 
-enum { OPQ_AMX_ROWS = 16, OPQ_AMX_ROWS_MAX = 2 * OPQ_AMX_ROWS, OPQ_AMX_VECTORS_MAX = 4 };
+enum { OPQ_AMX_ROWS = 16, OPQ_AMX_ROWS_MAX = 2 * OPQ_AMX_ROWS, OPQ_AMX_VECTORS_MAX = 4, OPQ_AMX_BYTES = 64 /* of a row */ };
 
 /* c[rows x 16 vectors] of a[rows x k] and b[k x 16 vectors], k counted in words of 4 bytes, a multiple of 16. Strides in bytes. */
 typedef struct opq_amx_work {

@@ -1,4 +1,5 @@
-/* Shared by gemm.c (what runs where), gemm_set.c (calls that run at once) and gemm_block.c (how a block is computed). */
+/* Shared by gemm.c (what runs where), gemm_set.c (calls that run at once), gemm_panels.c (what is packed) and gemm_block.c
+ * (how a block is computed). */
 #ifndef OPAQUE_RUNTIME_GEMM_INTERNAL_H
 #define OPAQUE_RUNTIME_GEMM_INTERNAL_H
 

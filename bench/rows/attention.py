@@ -29,8 +29,8 @@ def causal(q, k, v):
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-def heads(function, length, masked=False):
-    arguments = [torch.randn(1, HEADS, length, WIDTH) for _ in range(3)]
+def heads(function, length, masked=False, dtype=torch.float32):
+    arguments = [torch.randn(1, HEADS, length, WIDTH, dtype=dtype) for _ in range(3)]
     if masked:
         arguments.append(torch.full((length, length), -math.inf).triu(1))
     return function, arguments
@@ -81,3 +81,10 @@ for _length in (128, 512, 1024):
             flops=(2 if _half else 4) * HEADS * _length * _length * WIDTH,
             jax=_jax,
         )(functools.partial(heads, _function, _length, _masked))
+    for _name, _function in (
+        ("attention_bf16", F.scaled_dot_product_attention),
+        ("attention_causal_bf16", causal),
+    ):
+        row(f"{_name}_12x{_length}x64")(
+            functools.partial(heads, _function, _length, False, torch.bfloat16)
+        )

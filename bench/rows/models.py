@@ -422,6 +422,12 @@ def train_gpt2_block_128():
     return training(Block, mean_square), (x, y)
 
 
+@row(kind="steps")
+def train_gpt2_block_bf16_128():
+    x, y = (torch.randn(1, 128, WIDTH, dtype=torch.bfloat16) for _ in range(2))
+    return training(Block, mean_square), (x, y)
+
+
 class Recurrent(nn.Module):
     """The mean of a recurrent network's outputs, classified."""
 
