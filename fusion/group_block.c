@@ -212,7 +212,8 @@ static bool need_each_other(const block *b)
 {
     for (int i = 0; i < b->member_count; i++) {
         int part = b->group_of[b->members[i]] - b->rows - 1;
-        for (int32_t e = b->g->first_edge[b->members[i]]; part >= b->parts.first_count && e >= 0; e = b->g->edges[e].next) {
+        for (int32_t e = b->g->first_edge[b->members[i]]; part >= b->parts.first_count && e >= 0;
+             e = b->g->edges[e].next) {
             int user = b->group_of[b->g->edges[e].consumer] - b->rows - 1;
             if (user >= b->parts.first_count && user < b->parts.count && user != part)
                 return true;

@@ -185,9 +185,11 @@ static bool goes_by_pairs(const opq_ctx *ctx, const opq_type *a, const opq_type 
     if (a->dtype != OPQ_bf16 || b->dtype != OPQ_bf16 || a->rank < 2 || b->rank < 2 ||
         rule_of_pairs(ctx) == OPQ_PRODUCTS_chain)
         return false;
-    int64_t k = a->size[a->rank - (transpose_a ? 2 : 1)], n = b->size[b->rank - (transpose_b ? 2 : 1)];
-    int64_t all = opq_type_count(a), rows = k > 0 ? all / k : 0;
-    return n > 1 && rows > 1 && opq_type_count(b) == k * n && (double)all * (double)n >= OPQ_PAIRS_WORK;
+    int64_t m = a->size[a->rank - (transpose_a ? 1 : 2)], k = a->size[a->rank - (transpose_a ? 2 : 1)];
+    int64_t n = b->size[b->rank - (transpose_b ? 2 : 1)], of_a = opq_type_count(a), of_b = opq_type_count(b);
+    if (of_b == k * n)
+        return n > 1 && k > 0 && of_a / k > 1 && (double)of_a * (double)n >= OPQ_PAIRS_WORK;
+    return n > 1 && m > 1 && of_a == m * k && (double)m * (double)of_b >= OPQ_PAIRS_WORK;
 }
 
 opq_status opq_record_product(opq_ctx *ctx, opq_value *a, opq_value *b, bool transpose_a, bool transpose_b,

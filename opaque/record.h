@@ -56,7 +56,7 @@ opq_status opq_record(opq_ctx *ctx, opq_op op, opq_value *const *operands, int a
 /* The matmul of two matrices, or batches of them, each perhaps transposed, with the rule by which it is summed: see opq_products. */
 opq_status opq_record_product(opq_ctx *ctx, opq_value *a, opq_value *b, bool transpose_a, bool transpose_b,
                               opq_value **out_value) OPQ_MUST_CHECK;
-/* Rules of products of bf16 with one right matrix, of more than one row and column and at least OPQ_PAIRS_WORK multiply-adds: pairs or
+/* Rules of products of bf16 with one right matrix, or one left one, of more than one row and column and at least OPQ_PAIRS_WORK multiply-adds: pairs or
  * pairs16, if so set or, left to the core (auto), if the processor has an instruction for them. All others are chains. Of what is recorded from now on. */
 typedef enum opq_products {
     OPQ_PRODUCTS_auto,

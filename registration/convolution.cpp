@@ -73,11 +73,8 @@ Value windows(const Value &value, bool last, const Window &w)
 
 Value matmul(const Value &a, const Value &b, bool transpose_a = false, bool transpose_b = false)
 {
-    const opq_attr attrs[] = {attr_int(OPQ_ATTR_transpose_a, 1), attr_int(OPQ_ATTR_transpose_b, 1)};
-    opq_value *const operands[] = {a.get(), b.get()};
     opq_value *out = nullptr;
-    accept(opq_record(context(), OPQ_OP_matmul, operands, 2, attrs + (transpose_a ? 0 : 1), transpose_a + transpose_b,
-                      &out));
+    accept(opq_record_product(context(), a.get(), b.get(), transpose_a, transpose_b, &out));
     return Value::take(out);
 }
 

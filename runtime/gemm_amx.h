@@ -8,7 +8,12 @@
 
 #include "opaque/opaque.h"
 
-enum { OPQ_AMX_ROWS = 16, OPQ_AMX_ROWS_MAX = 2 * OPQ_AMX_ROWS, OPQ_AMX_VECTORS_MAX = 4, OPQ_AMX_BYTES = 64 /* of a row */ };
+enum {
+    OPQ_AMX_ROWS = 16,
+    OPQ_AMX_ROWS_MAX = 2 * OPQ_AMX_ROWS,
+    OPQ_AMX_VECTORS_MAX = 4,
+    OPQ_AMX_BYTES = 64 /* of a row */
+};
 
 /* c[rows x 16 vectors] of a[rows x k] and b[k x 16 vectors], k counted in words of 4 bytes, a multiple of 16. Strides in bytes. */
 typedef struct opq_amx_work {

@@ -64,6 +64,7 @@ def test_what_goes_by_pairs(pairs):
     assert "{pairs=1}" in text(x @ w)
     assert "{pairs=1, transpose_b=1}" in text(F.linear(x, half(48, 64).to(D)))
     assert "pairs=1" in text(half(3, 32, 64).to(D) @ w)
+    assert "pairs=1" in text(F.conv2d(half(2, 16, 20, 20).to(D), half(16, 16, 3, 3).to(D)))
     for other in (
         x[:1] @ w,  # a row
         x @ w[:, :1],  # a column
@@ -72,7 +73,7 @@ def test_what_goes_by_pairs(pairs):
         x.float() @ w.float(),
         x.half() @ w.half(),
         F.scaled_dot_product_attention(*half(3, 1, 1, 64, 64).to(D)),
-        F.conv2d(half(1, 16, 20, 20).to(D), half(16, 16, 3, 3).to(D)),
+        F.conv2d(half(2, 16, 20, 20).to(D), half(16, 1, 3, 3).to(D), groups=16),
     ):
         assert "pairs" not in text(other)
     with torch.backends.opaque.flags(bf16_products="chain"):
@@ -181,3 +182,41 @@ def test_training(rule):
     loss.backward()
     for a, b in zip(ours.parameters(), model.parameters(), strict=True):
         assert torch.allclose(a.grad.cpu().float(), b.grad.float(), rtol=0.05, atol=2e-3)
+
+
+CONVOLUTIONS = {
+    "3x3": (F.conv2d, (2, 16, 20, 23), (24, 16, 3, 3), {"padding": 1}),
+    "by 2": (F.conv2d, (1, 3, 33, 33), (40, 3, 5, 5), {"stride": 2, "padding": 2}),
+    "1x1": (F.conv2d, (3, 40, 12, 12), (33, 40, 1, 1), {}),
+    "apart": (F.conv2d, (2, 24, 16, 18), (16, 24, 3, 3), {"dilation": 2, "padding": (0, 2)}),
+    "groups": (F.conv2d, (2, 32, 16, 16), (48, 16, 3, 3), {"groups": 2, "padding": 1}),
+    "line": (F.conv1d, (4, 31, 200), (30, 31, 7), {"padding": 3}),
+    "space": (F.conv3d, (1, 8, 9, 10, 11), (16, 8, 3, 3, 3), {"padding": 1}),
+    "transposed": (F.conv_transpose2d, (2, 24, 13, 13), (24, 16, 3, 3), {"stride": 2}),
+}
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions(rule, name, last):
+    """Windows are operands like others; so are the gradients' products."""
+    function, shape, weight_shape, options = CONVOLUTIONS[name]
+    torch.manual_seed(0)
+    x, w = half(*shape), half(*weight_shape)
+    if last and x.dim() == 4:
+        x, w = (t.to(memory_format=torch.channels_last) for t in (x, w))
+
+    def run(x, w):
+        x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
+        y = function(x, w, **options)
+        weight = torch.arange(y.numel(), dtype=torch.float64).reshape(y.shape).sin()
+        gradients = torch.autograd.grad(y, (x, w), weight.bfloat16().to(y.dtype).to(y.device))
+        return [t.detach().cpu() for t in (y, *gradients)]
+
+    want, got = run(x.double(), w.double()), run(x.to(D), w.to(D))
+    for a, b in zip(want, got, strict=True):
+        error = (b.double() - a).abs().max() / a.abs().max()
+        assert error < 2**-8
+    xd, wd = x.to(D), w.to(D)
+    results = [function(xd, wd, **options).cpu() for _ in range(3)]  # with packed copies
+    assert all(torch.equal(r, got[0]) for r in results)
