@@ -167,23 +167,23 @@ void opq_products_set(opq_ctx *ctx, opq_products products) { atomic_store(&ctx->
 
 opq_products opq_products_get(const opq_ctx *ctx) { return (opq_products)atomic_load(&ctx->products); }
 
-/* The rule of those that go by one: of what is set, or of the processor. */
-static opq_products rule_of_pairs(const opq_ctx *ctx)
+/* Pairs of a step of products that go by such: as is set, or as the processor has an instruction for; 0: none do. */
+static int pairs_wanted(const opq_ctx *ctx)
 {
-    opq_products products = opq_products_get(ctx);
     const struct opq_cpu *cpu = opq_jit_cpu(ctx->runtime.jit);
-    if (products != OPQ_PRODUCTS_auto)
-        return products;
-    return opq_cpu_has(cpu, OPQ_LEAF_tiles)   ? OPQ_PRODUCTS_pairs16
-           : opq_cpu_has(cpu, OPQ_LEAF_pairs) ? OPQ_PRODUCTS_pairs
-                                              : OPQ_PRODUCTS_chain;
+    switch (opq_products_get(ctx)) {
+    case OPQ_PRODUCTS_auto: break;
+    case OPQ_PRODUCTS_chain: return 0;
+    case OPQ_PRODUCTS_pairs: return 1;
+    case OPQ_PRODUCTS_pairs16: return 16;
+    }
+    return opq_cpu_has(cpu, OPQ_LEAF_tiles) ? 16 : opq_cpu_has(cpu, OPQ_LEAF_pairs) ? 1 : 0;
 }
 
-/* By what the graph says alone, whatever is fused and however it runs. */
-static bool goes_by_pairs(const opq_ctx *ctx, const opq_type *a, const opq_type *b, bool transpose_a, bool transpose_b)
+/* Does it go by pairs? By what the graph says alone, whatever is fused and however it runs. */
+static bool goes_by_pairs(const opq_type *a, const opq_type *b, bool transpose_a, bool transpose_b)
 {
-    if (a->dtype != OPQ_bf16 || b->dtype != OPQ_bf16 || a->rank < 2 || b->rank < 2 ||
-        rule_of_pairs(ctx) == OPQ_PRODUCTS_chain)
+    if (a->dtype != OPQ_bf16 || b->dtype != OPQ_bf16 || a->rank < 2 || b->rank < 2)
         return false;
     int64_t m = a->size[a->rank - (transpose_a ? 1 : 2)], k = a->size[a->rank - (transpose_a ? 2 : 1)];
     int64_t n = b->size[b->rank - (transpose_b ? 2 : 1)], of_a = opq_type_count(a), of_b = opq_type_count(b);
@@ -196,9 +196,9 @@ opq_status opq_record_product(opq_ctx *ctx, opq_value *a, opq_value *b, bool tra
                               opq_value **out_value)
 {
     opq_attr attrs[3];
-    int count = 0;
-    if (goes_by_pairs(ctx, &a->type, &b->type, transpose_a, transpose_b))
-        attrs[count++] = (opq_attr){.key = OPQ_ATTR_pairs, .i = rule_of_pairs(ctx) == OPQ_PRODUCTS_pairs16 ? 16 : 1};
+    int count = 0, pairs = goes_by_pairs(&a->type, &b->type, transpose_a, transpose_b) ? pairs_wanted(ctx) : 0;
+    if (pairs)
+        attrs[count++] = (opq_attr){.key = OPQ_ATTR_pairs, .i = pairs};
     if (transpose_a)
         attrs[count++] = (opq_attr){.key = OPQ_ATTR_transpose_a, .i = 1};
     if (transpose_b)

@@ -91,14 +91,6 @@ struct Heads {
     }
 };
 
-Value product(const Value &a, const Value &b, bool transpose_a, bool transpose_b)
-{
-    const opq_attr attrs[] = {attr_int(OPQ_ATTR_transpose_a, 1), attr_int(OPQ_ATTR_transpose_b, 1)};
-    if (transpose_a)
-        return record(OPQ_OP_matmul, {a, b}, {attrs[0]});
-    return transpose_b ? record(OPQ_OP_matmul, {a, b}, {attrs[1]}) : record(OPQ_OP_matmul, {a, b});
-}
-
 double scale_of(const Tensor &query, std::optional<double> scale)
 {
     return scale.value_or(1 / std::sqrt(static_cast<double>(query.size(-1))));
@@ -133,7 +125,7 @@ Attention attention_f32(const Tensor &query, const Tensor &key, const Tensor &va
 {
     const Heads heads(query, key);
     const bool masked = bias && bias->defined();
-    const Value products = product(heads.of_query(query), heads.of_key(key), false, true);
+    const Value products = matmul(heads.of_query(query), heads.of_key(key), false, true);
     const Value scores = scores_of(heads, products, bias, causal, scale_of(query, scale));
     Value largest = last(OPQ_OP_amax, scores);
     if (masked)
@@ -143,7 +135,7 @@ Attention attention_f32(const Tensor &query, const Tensor &key, const Tensor &va
     const Tensor total = heads.as_query(record(OPQ_OP_add, {largest, record(OPQ_OP_log, {sum})})).squeeze(-1);
     if (masked)
         sum = record(OPQ_OP_where, {record(OPQ_OP_eq, {sum, number(0, OPQ_f32)}), number(1, OPQ_f32), sum});
-    const Tensor out = heads.as_query(record(OPQ_OP_div, {product(weights, heads.of_key(value), false, false), sum}));
+    const Tensor out = heads.as_query(record(OPQ_OP_div, {matmul(weights, heads.of_key(value), false, false), sum}));
     const Tensor nothing = at::empty({0}, query.options().dtype(at::kLong));
     return {out, total, Tensor(), Tensor(), query.size(-2), key.size(-2), nothing, nothing, Tensor()};
 }
@@ -164,19 +156,19 @@ Gradients attention_backward_f32(const Tensor &grad_out, const Tensor &query, co
     if (masked)
         largest = finite_or_zero(largest);
     const Value grad = heads.of_query(grad_out);
-    const Value products = product(heads.of_query(query), heads.of_key(key.transpose(-1, -2)), false, false);
+    const Value products = matmul(heads.of_query(query), heads.of_key(key.transpose(-1, -2)), false, false);
     const Value scores = scores_of(heads, products, mask, causal, factor);
     const Value weights = record(OPQ_OP_exp, {record(OPQ_OP_sub, {scores, largest})});
     const Value mean = last(OPQ_OP_sum, record(OPQ_OP_mul, {grad, heads.of_query(out)}));
-    const Value pull = record(OPQ_OP_sub, {product(grad, heads.of_key(value), false, true), mean});
+    const Value pull = record(OPQ_OP_sub, {matmul(grad, heads.of_key(value), false, true), mean});
     const Value slope = record(OPQ_OP_mul, {weights, pull});
     const auto scaled = [&](const Value &x) { return record(OPQ_OP_mul, {x, number(factor, OPQ_f32)}); };
     if (wanted[0])
-        grad_query = heads.as_query(scaled(product(slope, heads.of_key(key), false, false)));
+        grad_query = heads.as_query(scaled(matmul(slope, heads.of_key(key), false, false)));
     if (wanted[1])
-        grad_key = heads.as_key(scaled(product(slope, heads.of_query(query), true, false)));
+        grad_key = heads.as_key(scaled(matmul(slope, heads.of_query(query), true, false)));
     if (wanted[2])
-        grad_value = heads.as_key(product(weights, grad, true, false));
+        grad_value = heads.as_key(matmul(weights, grad, true, false));
     if (wanted[3] && masked)
         grad_bias = heads.as_query(slope).sum_to_size(bias.sizes());
     return {grad_query, grad_key, grad_value, grad_bias};

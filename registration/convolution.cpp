@@ -71,13 +71,6 @@ Value windows(const Value &value, bool last, const Window &w)
     return reshape(permute(view, order), {shape[0], shape[group], places, terms});
 }
 
-Value matmul(const Value &a, const Value &b, bool transpose_a = false, bool transpose_b = false)
-{
-    opq_value *out = nullptr;
-    accept(opq_record_product(context(), a.get(), b.get(), transpose_a, transpose_b, &out));
-    return Value::take(out);
-}
-
 // One group is no batch dim.
 Value ungrouped(const Value &value, size_t group)
 {

@@ -45,12 +45,7 @@ Matrix matrix(const char *name, const Tensor &tensor)
 Matrix matrix(const Call &call, const Tensor &tensor) { return matrix(call.name(), tensor); }
 
 // Of two int8 it is a sum in i32.
-Value summed_product(const Matrix &a, const Matrix &b)
-{
-    opq_value *out = nullptr;
-    accept(opq_record_product(context(), a.value.get(), b.value.get(), a.transposed, b.transposed, &out));
-    return Value::take(out);
-}
+Value summed_product(const Matrix &a, const Matrix &b) { return matmul(a.value, b.value, a.transposed, b.transposed); }
 
 Value contract(const Matrix &a, const Matrix &b)
 {
@@ -115,6 +110,13 @@ bool mm(Call &call)
     require(fits_matrices(call.tensor(0), call.tensor(1), call.row == OPQ_OP_matmul ? 2 : 3), call);
     call.give(product(call.name(), call.tensor(0), call.tensor(1)));
     return true;
+}
+
+Value matmul(const Value &a, const Value &b, bool transpose_a, bool transpose_b)
+{
+    opq_value *out = nullptr;
+    accept(opq_record_product(context(), a.get(), b.get(), transpose_a, transpose_b, &out));
+    return Value::take(out);
 }
 
 Tensor plain_product(const Tensor &a, const Tensor &b, int64_t rank_a, int64_t rank_b)

@@ -1,6 +1,7 @@
 /* Which way a product goes: tile shape, what is packed and by whom, how the work is cut for threads. See gemm_block.c for the work.
  *
  *   small              operands as they lie, on this thread: gemm_small.c, gemm_tiny.c. Else:
+ *   tiles of AMX       32 rows x 2 vectors, up to 16 rows x 4, of bf16 by steps of sixteen pairs, and of i8
  *   rows <= 6          wide tiles (1 x 8 vectors, ... 6 x 4): enough independent chains to hide the latency of an FMA
  *   else               14 x 2 vectors (AVX2: 6 x 2), rows split evenly: 128 = 8 x 13 + 2 x 12
  *   left operand       in place if it is row-major and small, or a window (gemm_window.c), else packed, once; by the caller if it comes back
@@ -110,10 +111,7 @@ static void plan_chunks(gemm_run *run)
 /* Can the kernels read the left operand as it lies? */
 static bool reads_rows(const gemm_run *run, const opq_matrix *a)
 {
-    bool words = run->rule == GEMM_PAIRS || gemm_has_tiles(run->rule);
-    if (words && run->terms % ((gemm_has_tiles(run->rule) ? 16 : 1) * gemm_word(run->rule)) != 0)
-        return false;
-    return gemm_in_rows(a, !words ? run->call.dtype : run->rule == GEMM_BYTES ? OPQ_i8 : OPQ_bf16);
+    return gemm_in_rows(a, gemm_left_dtype(run)) && run->terms == run->call.k * gemm_word(run->rule);
 }
 
 /* Of the left operand, in a panel. */
@@ -170,7 +168,7 @@ static void plan_k(gemm_run *run)
         most = call->k;
     else if (run->row_panels == 1 && !run->b_in_place && !call->packed_b)
         most = t->l1_group_bytes / (run->group_panels * gemm_row_bytes(run));
-    /* Equal blocks, whole steps of the kernels' unrolled loop and of the packers' transposes. */
+    /* Equal blocks, whole steps of the kernels' unrolled loop, of the packers' transposes, and of GEMM_APART. */
     int64_t blocks = gemm_ceil(call->k, most);
     run->k_block = blocks > 1 ? gemm_ceil(gemm_ceil(call->k, blocks), 32) * 32 : call->k;
 }

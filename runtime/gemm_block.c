@@ -156,6 +156,7 @@ static void run_edge(const block *w, const piece *p, char *c, int64_t c_bytes, i
         memcpy(c + i * c_bytes, w->edge + i * edge_bytes, width);
 }
 
+/* Not inlined, or it may move out of where denormals are 0. */
 __attribute__((noinline)) static void add_up(const float *even, const float *odd, int64_t columns, float *c)
 {
     for (int64_t j = 0; j < columns; j++)
@@ -182,18 +183,20 @@ static void run_apart(const block *w, piece p, char *c, int64_t c_bytes, int64_t
     }
 }
 
-/* MXCSR around kernels that stand in for the dot instruction, which takes and gives no denormal numbers, whatever MXCSR says. */
+/* MXCSR around kernels that stand in for an instruction, which takes and gives no denormal numbers, whatever MXCSR says. */
+static bool stands_in(const gemm_run *run) { return run->rule == GEMM_SWAPPED || run->rule == GEMM_APART; }
+
 static unsigned begin_swapped(const gemm_run *run)
 {
     unsigned before = _mm_getcsr();
-    if (run->rule == GEMM_SWAPPED || run->rule == GEMM_APART)
+    if (stands_in(run))
         _mm_setcsr(DEFAULT_CSR | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
     return before;
 }
 
 static void end_swapped(const gemm_run *run, unsigned before)
 {
-    if (run->rule == GEMM_SWAPPED || run->rule == GEMM_APART)
+    if (stands_in(run))
         _mm_setcsr(before);
 }
 

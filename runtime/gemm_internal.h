@@ -108,6 +108,13 @@ static inline int64_t gemm_terms(const gemm_run *run, int64_t *k0, int64_t k)
     *k0 *= each;
     return run->terms - *k0 < k * each ? run->terms - *k0 : k * each;
 }
+/* What the left operand is in memory, where kernels read it as it lies. */
+static inline opq_dtype gemm_left_dtype(const gemm_run *run)
+{
+    if (run->rule == GEMM_PAIRS || run->rule == GEMM_PAIRS16)
+        return OPQ_bf16;
+    return run->rule == GEMM_BYTES ? OPQ_i8 : run->call.dtype;
+}
 static inline bool gemm_has_tables(const opq_matrix *matrix) { return matrix->rows || matrix->columns; }
 /* Rows without gaps, that need no conversion. */
 static inline bool gemm_in_rows(const opq_matrix *matrix, opq_dtype dtype)

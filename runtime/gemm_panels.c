@@ -49,8 +49,7 @@ static void copy_words(const opq_pack_source *s, int64_t terms, int64_t rows, ch
 static void pack_tiles(const gemm_run *run, const opq_pack_source *source, int64_t terms, int64_t rows, char *out)
 {
     int64_t step = 16 * gemm_word(run->rule);
-    bool as_they_lie = source->from == (run->rule == GEMM_BYTES ? OPQ_i8 : OPQ_bf16) && source->k_stride == 1 &&
-                       !source->k_at && !source->across_at;
+    bool as_they_lie = gemm_in_rows(&run->call.a, gemm_left_dtype(run));
     for (int64_t k = 0; k < terms; k += step, out += rows * OPQ_AMX_BYTES) {
         _Alignas(64) char words[OPQ_AMX_ROWS_MAX * OPQ_AMX_BYTES];
         opq_pack_source part = opq_pack_part_of(source, k, 0);
@@ -75,16 +74,15 @@ void gemm_pack_a(const gemm_run *run, int64_t batch, int64_t region_first, int64
         int64_t k = gemm_min(run->k_block, run->call.k - k0);
         int64_t from = k0, terms = gemm_terms(run, &from, k);
         for (int64_t p = first; p < last; p = end) {
-            end = p < tall ? tall : last; /* of like panels */
+            end = gemm_has_tiles(run->rule) ? p + 1 : p < tall ? tall : last; /* of like panels */
             int64_t row = gemm_row(run, p), height = gemm_row(run, p + 1) - row;
             opq_pack_source source = pack_source(run, true, batch, from, row);
-            if (gemm_has_tiles(run->rule)) {
-                end = p + 1;
-                pack_tiles(run, &source, terms, height, out + (k0 * rows + (row - base) * k) * run->element_bytes);
-                continue;
-            }
-            opq_gemm_pack(run->isa, &source, terms, gemm_row(run, end) - row, (int)height,
-                          out + (k0 * rows + (row - base) * k) * run->element_bytes, k * height * run->element_bytes);
+            char *to = out + (k0 * rows + (row - base) * k) * run->element_bytes;
+            if (gemm_has_tiles(run->rule))
+                pack_tiles(run, &source, terms, height, to);
+            else
+                opq_gemm_pack(run->isa, &source, terms, gemm_row(run, end) - row, (int)height, to,
+                              k * height * run->element_bytes);
         }
     }
 }

@@ -56,7 +56,7 @@ def run(shape, kind, device, dtype, rounded=None):
         *leaves[:3], attn_mask=mask, is_causal=kind == "causal", enable_gqa=shape[1] != shape[2]
     )
     weight = torch.arange(out.numel(), dtype=torch.float64).reshape(out.shape).sin()
-    weight = (weight if rounded == dtype else weight.to(rounded)).to(dtype).to(device)
+    weight = weight.to(rounded).to(dtype).to(device)
     return [x.cpu() for x in (out.detach(), *torch.autograd.grad(out, leaves, weight))]
 
 

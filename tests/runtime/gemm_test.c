@@ -738,7 +738,7 @@ static void check_any_bits(int rule)
     opq_gemm_call call = {.dtype = OPQ_f32, .pairs = rule, .batch = 1, .m = M, .n = N, .c = c, .c_row_stride = N};
     call.a = (opq_matrix){.data = a, .row_stride = K, .column_stride = 1, .dtype = OPQ_bf16};
     call.b = (opq_matrix){.data = b, .row_stride = N, .column_stride = 1, .dtype = OPQ_bf16};
-    for (int turn = 0; turn < 129; turn++) {
+    for (int turn = 0; turn < 300; turn++) {
         int least = turn % 3 ? 0 : 56,
             most = turn % 3 == 2 ? 255 : 72; /* exponents; of products about the smallest ones */
         for (int i = 0; i < M * K + K * N; i++) {
