@@ -322,7 +322,7 @@ static void spin_for_20_ms(void *self, int64_t count, int64_t grain,
     clock_gettime(CLOCK_MONOTONIC, &begin);
     do
         clock_gettime(CLOCK_MONOTONIC, &t);
-    while ((t.tv_sec - begin.tv_sec) * 1000 + (t.tv_nsec - begin.tv_nsec) / 1000000 < 20);
+    while ((t.tv_sec - begin.tv_sec) * 1000000000 + (t.tv_nsec - begin.tv_nsec) < 20000000);
     body(data, 0, count / 2);
     body(data, count / 2, count);
 }
