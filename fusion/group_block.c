@@ -10,7 +10,7 @@
  *
  * needs   all nodes placed: products with rows as their epilogues or without, the second ones with their own
  * keeps   every rounding: rows are whole, nothing is rescaled, and sums over rows go on from block to block
- * not     rows over t that others need (training keeps the weights of a softmax that was composed), halves
+ * not     rows over t that others need (training keeps the weights of a softmax that was composed), or that are halves; operands may be such
  */
 #include "fusion/group_state.h"
 
@@ -197,7 +197,7 @@ static bool is_product(const block *b, const opq_lowered *lowered, opq_ref ref, 
     const opq_node *node = opq_node_at(b->in, ref);
     int64_t columns = b->type->size[b->type->rank - 1], rows = b->type->size[b->type->rank - 2];
     int64_t k = opq_node_at(b->in, node->operand[0])->type.size[opq_lower_summed_dim(b->in, ref, 0)];
-    if (opq_lower_needs_engine(b->in, ref)) /* what stays in cache is f32 */
+    if (opq_lower_takes_bytes(b->in, ref)) /* what stays in cache is f32 */
         return false;
     if (lowered->matmul != ref || lowered->direct || nested)
         return lowered->matmul == ref && !lowered->direct;

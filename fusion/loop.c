@@ -11,7 +11,7 @@ opq_dtype opq_compute_dtype(opq_dtype dtype)
     int bytes = opq_dtype_bytes(dtype);
     if (opq_dtype_kind_of(dtype) == OPQ_KIND_RAW && bytes <= 8)
         return words[bytes];
-    return dtype == OPQ_f16 || dtype == OPQ_bf16 ? OPQ_f32 : dtype;
+    return opq_dtype_is_half(dtype) ? OPQ_f32 : dtype;
 }
 
 static bool is_in_block(const opq_stmt *stmt, int within)

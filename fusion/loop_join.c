@@ -128,10 +128,10 @@ static bool find_rows(joiner *j, const opq_bound *part, bool product)
         const opq_stmt *loop = &part->loops.stmts[i];
         if (loop->op != OPQ_STMT_loop)
             continue;
-        chains += loop->role == OPQ_LOOP_chain;
-        columns += loop->role != OPQ_LOOP_chain && !counts_rows(loop);
-        if (opq_loop_pairs((opq_loop_role)loop->role) /* of what stays in f32 between the trees */ ||
-            (product && (chains > 1 || columns > 1)) /* matrices that are windows */ ||
+        bool chain = opq_loop_contracts((opq_loop_role)loop->role);
+        chains += chain;
+        columns += !chain && !counts_rows(loop);
+        if ((product && (chains > 1 || columns > 1)) /* matrices that are windows */ ||
             (counts_rows(loop) && !add_cut(j, rows_inside(part, i))))
             return false;
     }
@@ -140,7 +140,7 @@ static bool find_rows(joiner *j, const opq_bound *part, bool product)
 
 static int fixed_of(int which, const opq_stmt *loop)
 {
-    bool chain = loop->role == OPQ_LOOP_chain;
+    bool chain = opq_loop_contracts((opq_loop_role)loop->role);
     return which == 0 && chain ? INNER : which == 2 && !chain ? LAST : COLUMN;
 }
 

@@ -75,9 +75,7 @@ static opq_status check_fold(const verifier *v, const opq_stmt *stmt)
         opq_dtype memory = in_memory(v, stmt->operand[o]);
         bool bytes = result == OPQ_i32 && memory == OPQ_i8;
         NEED(bytes || opq_dtype_kind_of(result) == OPQ_KIND_FLOAT, "a product is one of floats, or i32 of i8");
-        NEED(!opq_loop_pairs((opq_loop_role)loop->role) ||
-                 (result == OPQ_f32 && (memory == OPQ_bf16 || memory == OPQ_i8)),
-             "pairs are of what is loaded as bf16");
+        NEED(!opq_loop_pairs((opq_loop_role)loop->role) || result == OPQ_f32, "pairs are summed in f32");
     }
     NEED(!arg || result == OPQ_i64, "an index is i64");
     NEED(held != OPQ_HELD_truth || result == OPQ_bool, "the result is bool");

@@ -128,7 +128,9 @@ bool opq_node_is_free(const opq_graph *graph, opq_ref ref);
 int opq_lower_summed_dim(const opq_graph *graph, opq_ref matmul, int operand);
 /* By which rule it is summed: chain, or those of pairs, which only an engine has. */
 opq_loop_role opq_lower_product_role(const opq_graph *graph, opq_ref matmul);
-/* Is it one that only an engine makes: summed by that rule, or with an operand of i8? */
+/* Is an operand i8? */
+bool opq_lower_takes_bytes(const opq_graph *graph, opq_ref matmul);
+/* Is it one that only an engine makes: summed by that rule, or with such an operand? */
 bool opq_lower_needs_engine(const opq_graph *graph, opq_ref matmul);
 /* Can a product read its operand from memory, through the views before it? Else they are stored. (fusion/lower_product.c) */
 bool opq_lower_is_matrix(const opq_graph *graph, const int32_t *group_of, const uint8_t *in_memory, opq_ref matmul,

@@ -76,13 +76,18 @@ opq_loop_role opq_lower_product_role(const opq_graph *graph, opq_ref matmul)
     return pairs == 16 ? OPQ_LOOP_pairs16 : pairs ? OPQ_LOOP_pairs : OPQ_LOOP_chain;
 }
 
-bool opq_lower_needs_engine(const opq_graph *graph, opq_ref matmul)
+bool opq_lower_takes_bytes(const opq_graph *graph, opq_ref matmul)
 {
     const opq_node *node = opq_node_at(graph, matmul);
     bool bytes = false;
     for (int k = 0; k < 2; k++)
         bytes = bytes || opq_node_at(graph, node->operand[k])->type.dtype == OPQ_i8;
-    return bytes || opq_lower_product_role(graph, matmul) != OPQ_LOOP_chain;
+    return bytes;
+}
+
+bool opq_lower_needs_engine(const opq_graph *graph, opq_ref matmul)
+{
+    return opq_lower_takes_bytes(graph, matmul) || opq_lower_product_role(graph, matmul) != OPQ_LOOP_chain;
 }
 
 /* So few multiply-adds that the way to the engine takes as long. Counted up to powers of two, and for one op up to the smallest sizes alone: plans of one op for other sizes are written down from those for

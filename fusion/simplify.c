@@ -13,6 +13,7 @@
  * not     arithmetic identities: x * 1 and x + 0 differ for NaN payloads and -0
  */
 #define XXH_INLINE_ALL
+#include "fusion/loop.h"
 #include "fusion/pass.h"
 
 #include <stdlib.h>
@@ -272,15 +273,15 @@ static void find_part(const opq_graph *out, opq_node *slice, opq_ref *operand, s
 static bool is_widened(const opq_graph *out, const opq_node *node, opq_ref operand)
 {
     const opq_node *cast = opq_node_at(out, operand);
-    return cast->op == OPQ_OP_cast && cast->type.dtype == node->type.dtype &&
-           opq_node_at(out, cast->operand[0])->type.dtype == OPQ_i8;
+    opq_dtype dtype = (opq_dtype)node->type.dtype;
+    return cast->op == OPQ_OP_cast && cast->type.dtype == dtype &&
+           opq_product_widens((opq_op)node->op, (opq_dtype)opq_node_at(out, cast->operand[0])->type.dtype, dtype);
 }
 
 /* Two of i8 would be summed in i32. */
 static void widen_in_product(const opq_graph *out, const opq_node *node, opq_ref *operands)
 {
-    opq_dtype dtype = (opq_dtype)node->type.dtype;
-    if (node->op != OPQ_OP_matmul || (dtype != OPQ_f32 && dtype != OPQ_f16 && dtype != OPQ_bf16))
+    if (node->op != OPQ_OP_matmul || opq_compute_dtype((opq_dtype)node->type.dtype) != OPQ_f32)
         return;
     for (int k = 1; k >= 0; k--)
         if (is_widened(out, node, operands[k]) && opq_node_at(out, operands[1 - k])->type.dtype != OPQ_i8)

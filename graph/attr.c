@@ -98,7 +98,7 @@ opq_attr_set opq_op_attrs(opq_op op)
     case OPQ_CLASS_REDUCE: set.required = KEY(axes) | KEY(tree); break;
     case OPQ_CLASS_COMPOSITE:
         set.required = info->expand ? KEY(axes) | KEY(tree) : 0;
-        set.optional = opq_op_is_recurrent(op) ? KEY(reverse) : 0;
+        set.optional = opq_op_is_recurrent(op) ? KEY(pairs) | KEY(reverse) : 0;
         break;
     case OPQ_CLASS_MATMUL: set.optional = KEY(pairs) | KEY(transpose_a) | KEY(transpose_b); break;
     case OPQ_CLASS_ROUTINE:

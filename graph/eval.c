@@ -14,7 +14,6 @@
 
 /* ---- the expanded copy */
 
-static bool is_half(opq_dtype dtype) { return dtype == OPQ_f16 || dtype == OPQ_bf16; }
 
 /* For `node`. */
 static opq_status cast_to(opq_graph *graph, opq_dtype dtype, const opq_node *node, opq_ref *ref)
@@ -31,9 +30,9 @@ opq_status opq_expand_wide(opq_graph *out, const opq_node *node, opq_ref *operan
 {
     opq_node wide = *node;
     for (int k = 0; k < node->arity; k++)
-        if (is_half((opq_dtype)opq_node_at(out, operands[k])->type.dtype))
+        if (opq_dtype_is_half((opq_dtype)opq_node_at(out, operands[k])->type.dtype))
             OPQ_TRY(cast_to(out, OPQ_f32, node, &operands[k]));
-    if (is_half((opq_dtype)node->type.dtype))
+    if (opq_dtype_is_half((opq_dtype)node->type.dtype))
         wide.type.dtype = OPQ_f32;
     OPQ_TRY(opq_expand_node(out, &wide, operands, out_ref));
     if (wide.type.dtype != node->type.dtype)

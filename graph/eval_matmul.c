@@ -1,7 +1,7 @@
 /* Matrix products: every result element is one chain of fused multiply-adds over ascending k, from +0 on.
  *
- * f16 and bf16 are widened, run as an f32 chain and are rounded once; or, of bf16, go by pairs (opq_pairs_steps). i8 is widened: to the other operand's
- * dtype, or of two to i32. Integers multiply and add in their width; of bool the
+ * f16 and bf16 are widened, run as an f32 chain and are rounded once, unless the result is f32; or, of bf16 and f32, go by pairs (opq_pairs_steps).
+ * i8 is widened: to the other operand's dtype, or of two to i32. Integers multiply and add in their width; of bool the
  * product is and, the sum or.
  */
 #include "graph/eval.h"
@@ -31,7 +31,7 @@ static matrix matrix_of(const opq_eval_value *value, bool transposed)
                     .size = size[0] * size[1]};
 }
 
-/* i8 is widened. */
+/* i8 and halves are widened. */
 static opq_number element(opq_dtype dtype, const matrix *x, int64_t at)
 {
     opq_dtype from = (opq_dtype)x->value->type->dtype;
@@ -61,8 +61,8 @@ static opq_number dot_pairs(int pairs, const matrix *a, int64_t at_a, const matr
     for (int64_t k = 0; k < count; k += 2 * pairs) {
         int terms = count - k < 2 * pairs ? (int)(count - k) : 2 * pairs;
         for (int i = 0; i < terms; i++) {
-            x[i] = (float)element(OPQ_bf16, a, at_a + (k + i) * a->column).f;
-            y[i] = (float)element(OPQ_bf16, b, at_b + (k + i) * b->row).f;
+            x[i] = (float)element(OPQ_f32, a, at_a + (k + i) * a->column).f;
+            y[i] = (float)element(OPQ_f32, b, at_b + (k + i) * b->row).f;
         }
         sum = opq_pairs_steps(pairs, x, y, terms, sum);
     }

@@ -136,7 +136,7 @@ opq_dtype opq_eval_fold_dtype(opq_fold fold, opq_dtype operand, opq_dtype result
     case OPQ_HELD_operand: break;
     case OPQ_HELD_truth: operand = OPQ_bool; break;
     }
-    return operand == OPQ_f16 || operand == OPQ_bf16 ? OPQ_f32 : operand;
+    return opq_dtype_is_half(operand) ? OPQ_f32 : operand;
 }
 
 static opq_status make_plan(const opq_node *node, const opq_type *type, plan *p)

@@ -137,10 +137,11 @@ bool opq_op_exists(int op);
 bool opq_op_is_math(opq_op op);
 /* Has an elementwise or composite row, whose rule allows it, a kernel that computes in this dtype? */
 bool opq_op_computes(opq_op op, opq_dtype compute);
+static inline bool opq_dtype_is_half(opq_dtype dtype) { return dtype == OPQ_f16 || dtype == OPQ_bf16; }
 /* In which dtype a scan whose result is `dtype` holds what came before. */
 static inline opq_dtype opq_scan_dtype(opq_op op, opq_dtype dtype)
 {
-    if (dtype == OPQ_f16 || dtype == OPQ_bf16)
+    if (opq_dtype_is_half(dtype))
         return OPQ_f32;
     return dtype == OPQ_f32 && opq_op_lowering(op)->wide ? OPQ_f64 : dtype;
 }
@@ -292,12 +293,14 @@ bool opq_name_valid(const char *name);
 
 /* What an op makes of its operand types. `out_compute` is the dtype to which the promoted operands must be cast first
  * (operands that do not take part in promotion, such as indices and where's condition, keep theirs).
- * `given` is the result type for rows with rule GIVEN, else NULL. OPQ_INVALID with op and shapes in the message. */
+ * `given` is the result type for rows with rule GIVEN, for a matmul what is wanted if that is f32 of halves, else NULL. OPQ_INVALID with op and shapes in the message. */
 opq_status opq_infer(opq_op op, const opq_type *operands, int arity, const opq_attr *attrs, int attr_count,
                      const opq_type *given, opq_type *out_type, opq_dtype *out_compute) OPQ_MUST_CHECK;
 /* Does operand `index` of this op take part in promotion? */
 bool opq_operand_promotes(opq_op op, int index);
-/* And is it not of the dtype in which it is computed with, nor i8 of a product, which widens it? */
+/* Does a product widen such an operand itself: i8, and halves whose product is f32? */
+bool opq_product_widens(opq_op op, opq_dtype operand, opq_dtype compute);
+/* And is it not of the dtype in which it is computed with, nor widened by a product? */
 bool opq_operand_needs_cast(opq_op op, int index, opq_dtype operand, opq_dtype compute);
 /* PyTorch's promotion: dimensioned tensors, then 0-d tensors, then numbers; a lower group counts only if its kind is higher. */
 opq_dtype opq_promote(const opq_type *types, int count);

@@ -81,10 +81,16 @@ bool opq_operand_promotes(opq_op op, int index)
     return false;
 }
 
+bool opq_product_widens(opq_op op, opq_dtype operand, opq_dtype compute)
+{
+    if (opq_op_info_of(op)->class_ != OPQ_CLASS_MATMUL)
+        return false;
+    return operand == OPQ_i8 ? compute != OPQ_f64 : opq_dtype_is_half(operand) && compute == OPQ_f32;
+}
+
 bool opq_operand_needs_cast(opq_op op, int index, opq_dtype operand, opq_dtype compute)
 {
-    bool widened = opq_op_info_of(op)->class_ == OPQ_CLASS_MATMUL && operand == OPQ_i8 && compute != OPQ_f64;
-    return operand != compute && opq_operand_promotes(op, index) && !widened;
+    return operand != compute && opq_operand_promotes(op, index) && !opq_product_widens(op, operand, compute);
 }
 
 opq_tree opq_tree_for(int rank, const int64_t *axes, int count)
@@ -157,6 +163,8 @@ static opq_status infer_dtype(opq_inference *call, opq_dtype *out_dtype)
     call->compute = dtype;
     if (call->info->class_ == OPQ_CLASS_MATMUL && dtype == OPQ_i8)
         *out_dtype = call->compute = OPQ_i32;
+    if (call->given && opq_product_widens(call->op, dtype, (opq_dtype)call->given->dtype)) /* the sums as they are */
+        *out_dtype = call->compute = (opq_dtype)call->given->dtype;
     bool reduces = call->info->class_ == OPQ_CLASS_REDUCE;
     if (call->info->rule == OPQ_RULE_FLOAT && !is_float(dtype))
         *out_dtype = call->compute = OPQ_f32;
@@ -365,6 +373,8 @@ opq_status opq_infer(opq_op op, const opq_type *operands, int arity, const opq_a
             return opq_fail(OPQ_INVALID, "%s: the result type must be given", info->name);
         call.given = given;
     }
+    if (info->class_ == OPQ_CLASS_MATMUL)
+        call.given = given;
     opq_dtype dtype;
     opq_type type = {0};
     OPQ_TRY(infer_dtype(&call, &dtype));

@@ -11,7 +11,7 @@ typedef struct opq_inference {
     int arity;
     const opq_attr *attrs;
     int attr_count;
-    const opq_type *given; /* NULL unless the row's rule is GIVEN */
+    const opq_type *given; /* NULL unless the row's rule is GIVEN, or it is a matmul's */
     opq_dtype compute;
 } opq_inference;
 
@@ -27,6 +27,7 @@ opq_status opq_infer_concat(const opq_inference *call, opq_type *out_type) OPQ_M
 opq_status opq_infer_index(const opq_inference *call, opq_type *out_type) OPQ_MUST_CHECK;
 opq_status opq_infer_scatter(const opq_inference *call, opq_type *out_type) OPQ_MUST_CHECK;
 opq_status opq_infer_flag(const opq_inference *call, opq_attr_key key, bool *out_flag) OPQ_MUST_CHECK;
+opq_status opq_infer_pairs(const opq_inference *call) OPQ_MUST_CHECK; /* the rule of its products */
 opq_status opq_infer_matmul(const opq_inference *call, opq_type *out_type) OPQ_MUST_CHECK;
 opq_status opq_infer_routine(const opq_inference *call, opq_type *out_type) OPQ_MUST_CHECK;
 opq_status opq_infer_composite(const opq_inference *call, opq_type *out_type) OPQ_MUST_CHECK;

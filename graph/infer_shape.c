@@ -264,15 +264,25 @@ opq_status opq_infer_flag(const opq_inference *call, opq_attr_key key, bool *out
     return OPQ_OK;
 }
 
+opq_status opq_infer_pairs(const opq_inference *call)
+{
+    const opq_attr *pairs = opq_infer_attr(call, OPQ_ATTR_pairs);
+    bool rounded = call->compute == OPQ_bf16 || call->compute == OPQ_f32;
+    for (int i = 0; i < call->arity; i++)
+        rounded = rounded && call->operands[i].dtype != OPQ_f16;
+    if (pairs && pairs->i != 0 && pairs->i != 1 && pairs->i != 16)
+        return opq_fail(OPQ_INVALID, "%s: pairs must be 0, 1 or 16", call->info->name);
+    if (pairs && pairs->i && !rounded)
+        return opq_fail(OPQ_INVALID, "%s: pairs are of bf16 operands, or of f32 ones that are rounded to bf16",
+                        call->info->name);
+    return OPQ_OK;
+}
+
 opq_status opq_infer_matmul(const opq_inference *call, opq_type *out_type)
 {
     const opq_type *a = &call->operands[0], *b = &call->operands[1];
     bool turn_a, turn_b;
-    const opq_attr *pairs = opq_infer_attr(call, OPQ_ATTR_pairs);
-    if (pairs && pairs->i != 0 && pairs->i != 1 && pairs->i != 16)
-        return opq_fail(OPQ_INVALID, "%s: pairs must be 0, 1 or 16", call->info->name);
-    if (pairs && pairs->i && call->compute != OPQ_bf16)
-        return opq_fail(OPQ_INVALID, "%s: pairs are of bf16 operands", call->info->name);
+    OPQ_TRY(opq_infer_pairs(call));
     OPQ_TRY(opq_infer_flag(call, OPQ_ATTR_transpose_a, &turn_a));
     OPQ_TRY(opq_infer_flag(call, OPQ_ATTR_transpose_b, &turn_b));
     if (a->rank < 2 || b->rank < 2)

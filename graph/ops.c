@@ -103,7 +103,7 @@ bool opq_op_is_math(opq_op op)
 
 bool opq_op_computes(opq_op op, opq_dtype compute)
 {
-    bool narrow = compute == OPQ_f32 || compute == OPQ_f16 || compute == OPQ_bf16;
+    bool narrow = compute == OPQ_f32 || opq_dtype_is_half(compute);
     return narrow || (!(opq_op_info_of(op)->flags & MATH32) && (compute == OPQ_f64 || !opq_op_is_math(op)));
 }
 

@@ -87,6 +87,7 @@ static opq_status check_operand(const opq_inference *call, int operand, const op
 opq_status opq_infer_recurrent(const opq_inference *call, opq_type *out_type)
 {
     const recurrent *r = recurrent_of(call->op);
+    OPQ_TRY(opq_infer_pairs(call));
     const opq_type *sums = &call->operands[place_of(r, 'S')], *state = &call->operands[place_of(r, 'C')],
                    *weight = &call->operands[place_of(r, 'W')];
     if (sums->rank != 2 || state->rank != 2 || weight->rank != 2 || state->size[0] == 0 || sums->size[0] == 0 ||
@@ -116,6 +117,7 @@ typedef struct walk {
     opq_op op;
     int gates;
     int64_t steps, batch, hidden;
+    int64_t pairs; /* the rule of its products */
     bool reverse, recurs; /* recurs: a step's product is made here */
 } walk;
 
@@ -219,7 +221,11 @@ static opq_ref read_step(walk *w, opq_ref all, int64_t step)
 
 static opq_ref product(walk *w, opq_ref a, opq_ref weight, bool transposed)
 {
-    return apply(w, OPQ_OP_matmul, (opq_ref[]){a, weight}, 2, transposed ? OPQ_ATTR_transpose_b : OPQ_ATTR_COUNT, 1);
+    opq_attr attrs[] = {{.key = OPQ_ATTR_pairs, .i = w->pairs}, {.key = OPQ_ATTR_transpose_b, .i = transposed}};
+    opq_ref ref = 0;
+    if (w->status == OPQ_OK)
+        w->status = opq_graph_op(w->graph, OPQ_OP_matmul, (opq_ref[]){a, weight}, 2, attrs, 2, &ref);
+    return ref;
 }
 
 /* ---- LSTM */
@@ -333,6 +339,7 @@ opq_status opq_expand_recurrent(opq_graph *graph, const opq_node *node, const op
               .steps = sums->size[0] / state->size[0],
               .batch = state->size[0],
               .hidden = state->size[1],
+              .pairs = opq_node_int(node, OPQ_ATTR_pairs, 0),
               .reverse = opq_node_int(node, OPQ_ATTR_reverse, 0) != 0,
               .recurs = opq_node_at(graph, operands[place_of(r, 'W')])->type.size[1] == state->size[1]};
     if (r->operands[0] != 'S') {

@@ -54,7 +54,7 @@ static opq_status check_attrs(const opq_node *node)
 static opq_status check_type(const opq_node *node, const opq_type *operands)
 {
     const opq_op_info *info = opq_node_info(node);
-    const opq_type *given = info->rule == OPQ_RULE_GIVEN ? &node->type : NULL;
+    const opq_type *given = info->rule == OPQ_RULE_GIVEN || info->class_ == OPQ_CLASS_MATMUL ? &node->type : NULL;
     opq_type type;
     opq_dtype compute;
     OPQ_TRY(opq_infer((opq_op)node->op, operands, node->arity, node->attr, node->attr_count, given, &type, &compute));

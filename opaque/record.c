@@ -181,22 +181,30 @@ static int pairs_wanted(const opq_ctx *ctx)
 }
 
 /* Does it go by pairs? By what the graph says alone, whatever is fused and however it runs. */
-static bool goes_by_pairs(const opq_type *a, const opq_type *b, bool transpose_a, bool transpose_b)
+static bool goes_by_pairs(const opq_type *a, const opq_type *b, bool transpose_a, bool transpose_b, bool rounded)
 {
-    if (a->dtype != OPQ_bf16 || b->dtype != OPQ_bf16 || a->rank < 2 || b->rank < 2)
+    if (a->rank < 2 || b->rank < 2)
         return false;
     int64_t m = a->size[a->rank - (transpose_a ? 1 : 2)], k = a->size[a->rank - (transpose_a ? 2 : 1)];
     int64_t n = b->size[b->rank - (transpose_b ? 2 : 1)], of_a = opq_type_count(a), of_b = opq_type_count(b);
+    if (a->dtype != OPQ_bf16 || b->dtype != OPQ_bf16)
+        return rounded && m > 1 && n > 1 && (double)m * (double)n * (double)k >= OPQ_PAIRS_WORK;
     if (of_b == k * n)
         return n > 1 && k > 0 && of_a / k > 1 && (double)of_a * (double)n >= OPQ_PAIRS_WORK;
     return n > 1 && m > 1 && of_a == m * k && (double)m * (double)of_b >= OPQ_PAIRS_WORK;
 }
 
-opq_status opq_record_product(opq_ctx *ctx, opq_value *a, opq_value *b, bool transpose_a, bool transpose_b,
+int opq_products_pairs(const opq_ctx *ctx, const opq_type *a, const opq_type *b, bool transpose_a, bool transpose_b,
+                       bool rounded)
+{
+    return goes_by_pairs(a, b, transpose_a, transpose_b, rounded) ? pairs_wanted(ctx) : 0;
+}
+
+opq_status opq_record_product(opq_ctx *ctx, opq_value *a, opq_value *b, bool transpose_a, bool transpose_b, bool rounded,
                               opq_value **out_value)
 {
     opq_attr attrs[3];
-    int count = 0, pairs = goes_by_pairs(&a->type, &b->type, transpose_a, transpose_b) ? pairs_wanted(ctx) : 0;
+    int count = 0, pairs = opq_products_pairs(ctx, &a->type, &b->type, transpose_a, transpose_b, rounded);
     if (pairs)
         attrs[count++] = (opq_attr){.key = OPQ_ATTR_pairs, .i = pairs};
     if (transpose_a)

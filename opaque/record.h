@@ -53,11 +53,13 @@ opq_status opq_value_leaf(opq_ctx *ctx, const opq_type *type, opq_buffer *buffer
 /* Records one op. Operands promote and broadcast as the row says (casts are inserted). See opq_graph_op. */
 opq_status opq_record(opq_ctx *ctx, opq_op op, opq_value *const *operands, int arity, const opq_attr *attrs,
                       int attr_count, opq_value **out_value) OPQ_MUST_CHECK;
-/* The matmul of two matrices, or batches of them, each perhaps transposed, with the rule by which it is summed: see opq_products. */
-opq_status opq_record_product(opq_ctx *ctx, opq_value *a, opq_value *b, bool transpose_a, bool transpose_b,
+/* The matmul of two matrices, or batches of them, each perhaps transposed, with the rule by which it is summed: see opq_products. `rounded`: operands
+ * of f32 are of a computation in bf16, and may be rounded to that. */
+opq_status opq_record_product(opq_ctx *ctx, opq_value *a, opq_value *b, bool transpose_a, bool transpose_b, bool rounded,
                               opq_value **out_value) OPQ_MUST_CHECK;
-/* Rules of products of bf16 with one right matrix, or one left one, of more than one row and column and at least OPQ_PAIRS_WORK multiply-adds: pairs or
- * pairs16, if so set or, left to the core (auto), if the processor has an instruction for them. All others are chains. Of what is recorded from now on. */
+/* Rules of products of bf16 with one right matrix, or one left one, of more than one row and column and at least OPQ_PAIRS_WORK multiply-adds, and of
+ * `rounded` ones of which each matrix has that many: pairs or pairs16, if so set or, left to the core (auto), if the processor has an instruction for
+ * them. All others are chains. Of what is recorded from now on. */
 typedef enum opq_products {
     OPQ_PRODUCTS_auto,
     OPQ_PRODUCTS_chain,
@@ -65,6 +67,9 @@ typedef enum opq_products {
     OPQ_PRODUCTS_pairs16
 } opq_products;
 enum { OPQ_PAIRS_WORK = 1 << 15 }; /* of fewer kernels make the sums themselves, which have no such instruction */
+/* What the attribute `pairs` of such a product is. */
+int opq_products_pairs(const opq_ctx *ctx, const opq_type *a, const opq_type *b, bool transpose_a, bool transpose_b,
+                       bool rounded);
 void opq_products_set(opq_ctx *ctx, opq_products products);
 opq_products opq_products_get(const opq_ctx *ctx);
 /* With the result type given: cast, iota, uniform, normal, reshape, expand, slice, strided, masked_fill, causal_mask. */

@@ -92,7 +92,7 @@ bool mm(Call &call); // and bmm
 bool mv(Call &call);
 bool dot(Call &call);
 // The product of matrices, or batches of them, by the rule that opq_record_product has for it.
-Value matmul(const Value &a, const Value &b, bool transpose_a = false, bool transpose_b = false);
+Value matmul(const Value &a, const Value &b, bool transpose_a = false, bool transpose_b = false, bool rounded = false);
 // The product of a matrix, a batch of them or a vector with another one, of these ranks. Undefined: it is not that simple, nothing has
 // happened.
 Tensor plain_product(const Tensor &a, const Tensor &b, int64_t rank_a, int64_t rank_b);

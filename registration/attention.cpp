@@ -20,7 +20,7 @@ namespace
 
 using MaybeTensor = std::optional<Tensor>;
 
-// f32, or halves, which are computed in f32.
+// f32, or halves, which are computed in f32, products of bf16 perhaps of what is rounded to it.
 bool plain(const Tensor &tensor, at::ScalarType type)
 {
     const bool known = type == at::kFloat || type == at::kBFloat16 || type == at::kHalf;
@@ -121,11 +121,11 @@ Value last(opq_op op, const Value &x) { return reduce(op, {x}, {x.rank() - 1}, t
 // The sum of a row divides the result, which has fewer columns than the row. A row that sees nothing gives 0.
 using Attention = std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor>;
 Attention attention_f32(const Tensor &query, const Tensor &key, const Tensor &value, const MaybeTensor &bias,
-                        bool causal, std::optional<double> scale)
+                        bool causal, std::optional<double> scale, bool rounded)
 {
     const Heads heads(query, key);
     const bool masked = bias && bias->defined();
-    const Value products = matmul(heads.of_query(query), heads.of_key(key), false, true);
+    const Value products = matmul(heads.of_query(query), heads.of_key(key), false, true, rounded);
     const Value scores = scores_of(heads, products, bias, causal, scale_of(query, scale));
     Value largest = last(OPQ_OP_amax, scores);
     if (masked)
@@ -135,7 +135,8 @@ Attention attention_f32(const Tensor &query, const Tensor &key, const Tensor &va
     const Tensor total = heads.as_query(record(OPQ_OP_add, {largest, record(OPQ_OP_log, {sum})})).squeeze(-1);
     if (masked)
         sum = record(OPQ_OP_where, {record(OPQ_OP_eq, {sum, number(0, OPQ_f32)}), number(1, OPQ_f32), sum});
-    const Tensor out = heads.as_query(record(OPQ_OP_div, {matmul(weights, heads.of_key(value), false, false), sum}));
+    const Value taken = matmul(weights, heads.of_key(value), false, false, rounded);
+    const Tensor out = heads.as_query(record(OPQ_OP_div, {taken, sum}));
     const Tensor nothing = at::empty({0}, query.options().dtype(at::kLong));
     return {out, total, Tensor(), Tensor(), query.size(-2), key.size(-2), nothing, nothing, Tensor()};
 }
@@ -145,10 +146,13 @@ Attention attention_f32(const Tensor &query, const Tensor &key, const Tensor &va
 using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 Gradients attention_backward_f32(const Tensor &grad_out, const Tensor &query, const Tensor &key, const Tensor &value,
                                  const Tensor &bias, std::array<bool, 4> wanted, const Tensor &out, const Tensor &total,
-                                 bool causal, std::optional<double> scale)
+                                 bool causal, std::optional<double> scale, bool rounded)
 {
     Tensor grad_query, grad_key, grad_value, grad_bias;
     const Heads heads(query, key);
+    const auto product = [&](const Value &a, const Value &b, bool transpose_a, bool transpose_b) {
+        return matmul(a, b, transpose_a, transpose_b, rounded);
+    };
     const double factor = scale_of(query, scale);
     const bool masked = bias.defined();
     const MaybeTensor mask = masked ? MaybeTensor(bias) : std::nullopt;
@@ -156,19 +160,19 @@ Gradients attention_backward_f32(const Tensor &grad_out, const Tensor &query, co
     if (masked)
         largest = finite_or_zero(largest);
     const Value grad = heads.of_query(grad_out);
-    const Value products = matmul(heads.of_query(query), heads.of_key(key.transpose(-1, -2)), false, false);
+    const Value products = product(heads.of_query(query), heads.of_key(key.transpose(-1, -2)), false, false);
     const Value scores = scores_of(heads, products, mask, causal, factor);
     const Value weights = record(OPQ_OP_exp, {record(OPQ_OP_sub, {scores, largest})});
     const Value mean = last(OPQ_OP_sum, record(OPQ_OP_mul, {grad, heads.of_query(out)}));
-    const Value pull = record(OPQ_OP_sub, {matmul(grad, heads.of_key(value), false, true), mean});
+    const Value pull = record(OPQ_OP_sub, {product(grad, heads.of_key(value), false, true), mean});
     const Value slope = record(OPQ_OP_mul, {weights, pull});
     const auto scaled = [&](const Value &x) { return record(OPQ_OP_mul, {x, number(factor, OPQ_f32)}); };
     if (wanted[0])
-        grad_query = heads.as_query(scaled(matmul(slope, heads.of_key(key), false, false)));
+        grad_query = heads.as_query(scaled(product(slope, heads.of_key(key), false, false)));
     if (wanted[1])
-        grad_key = heads.as_key(scaled(matmul(slope, heads.of_query(query), true, false)));
+        grad_key = heads.as_key(scaled(product(slope, heads.of_query(query), true, false)));
     if (wanted[2])
-        grad_value = heads.as_key(matmul(weights, grad, true, false));
+        grad_value = heads.as_key(product(weights, grad, true, false));
     if (wanted[3] && masked)
         grad_bias = heads.as_query(slope).sum_to_size(bias.sizes());
     return {grad_query, grad_key, grad_value, grad_bias};
@@ -182,7 +186,8 @@ Attention attention(const Tensor &query, const Tensor &key, const Tensor &value,
                     bool causal, bool, std::optional<double> scale)
 {
     note_line();
-    Attention all = attention_f32(wide(query), wide(key), wide(value), wide(bias), causal, scale);
+    Attention all = attention_f32(wide(query), wide(key), wide(value), wide(bias), causal, scale,
+                                  query.scalar_type() == at::kBFloat16);
     std::get<0>(all) = std::get<0>(all).to(query.scalar_type());
     return all;
 }
@@ -194,7 +199,8 @@ Gradients attention_backward(const Tensor &grad_out, const Tensor &query, const 
 {
     note_line();
     auto [q, k, v, mask] = attention_backward_f32(wide(grad_out), wide(query), wide(key), wide(value), wide(bias),
-                                                  wanted, wide(out), total, causal, scale);
+                                                  wanted, wide(out), total, causal, scale,
+                                                  query.scalar_type() == at::kBFloat16);
     const auto narrow = [](Tensor &gradient, const Tensor &of) {
         gradient = gradient.defined() ? gradient.to(of.scalar_type()) : gradient;
     };

@@ -112,10 +112,10 @@ bool mm(Call &call)
     return true;
 }
 
-Value matmul(const Value &a, const Value &b, bool transpose_a, bool transpose_b)
+Value matmul(const Value &a, const Value &b, bool transpose_a, bool transpose_b, bool rounded)
 {
     opq_value *out = nullptr;
-    accept(opq_record_product(context(), a.get(), b.get(), transpose_a, transpose_b, &out));
+    accept(opq_record_product(context(), a.get(), b.get(), transpose_a, transpose_b, rounded, &out));
     return Value::take(out);
 }
 

@@ -69,13 +69,6 @@ Direction run_openly(const Parts &p)
     return {at::stack(outputs, 0), h, c};
 }
 
-Value product(const Value &a, const Value &b, opq_attr_key transposed = OPQ_ATTR_key)
-{
-    if (transposed == OPQ_ATTR_key)
-        return record(OPQ_OP_matmul, {a, b});
-    return record(OPQ_OP_matmul, {a, b}, {attr_int(transposed, 1)});
-}
-
 Value flat(const Tensor &sequence) // [steps * batch, columns]
 {
     return reshape(read(sequence), {sequence.size(0) * sequence.size(1), sequence.size(2)});
@@ -124,10 +117,16 @@ Value last_of(const Steps &s, const Value &some)
     return slice(some, 0, s.p.backwards ? 0 : (s.count - 1) * s.p.batch(), s.p.batch());
 }
 
-// A row of the direction (graph/recurrent.c).
+// A row of the direction (graph/recurrent.c), its products by the rule that those of the hidden states have.
 Value record_steps(const Parts &p, opq_op row, Operands operands)
 {
-    return p.backwards ? record(row, operands, {attr_int(OPQ_ATTR_reverse, 1)}) : record(row, operands);
+    const opq_type state = read(p.h).type(), weight = read(p.w_hidden).type();
+    std::vector<opq_attr> attrs;
+    if (const int pairs = opq_products_pairs(context(), &state, &weight, false, true, false))
+        attrs.push_back(attr_int(OPQ_ATTR_pairs, pairs));
+    if (p.backwards)
+        attrs.push_back(attr_int(OPQ_ATTR_reverse, 1));
+    return record(row, operands, attrs);
 }
 
 // Values of steps one after the other, in time or against it, as they lie in memory.
@@ -141,7 +140,7 @@ Value joined(std::vector<Value> parts, bool against)
 // The products of all inputs, and biases.
 Value input_sums(const Parts &p)
 {
-    Value sums = product(flat(p.x), read(p.w_input), OPQ_ATTR_transpose_b);
+    Value sums = matmul(flat(p.x), read(p.w_input), false, true);
     if (!given(p.b_input))
         return sums;
     return plus(sums, p.is_lstm() ? plus(read(*p.b_input), read(*p.b_hidden)) : read(*p.b_input));
@@ -230,7 +229,7 @@ StepGradients step_gradients(const Steps &s, const Value &grad, const std::vecto
         };
         made.from_input = made.from_hidden = of(OPQ_OP_lstm_backward);
         made.before.c = of(OPQ_OP_lstm_backward_state);
-        made.before.h = product(first_of(s, made.from_hidden), weight);
+        made.before.h = matmul(first_of(s, made.from_hidden), weight);
     } else {
         const auto of = [&](opq_op row) {
             return record_steps(s.p, row, {grad, values[0], values[1], values[2], first, weight});
@@ -293,10 +292,10 @@ void gradients(const Parts &p, const Variables &grads, const bool *wanted, const
         if (wanted[i])
             result[i] = wrap(value_of(), dtype);
     };
-    give(0, [&] { return reshape(product(sums.from_input, read(p.w_input)), p.x.sizes()); });
+    give(0, [&] { return reshape(matmul(sums.from_input, read(p.w_input)), p.x.sizes()); });
     give(1, [&] { return sums.h; });
-    give(2, [&] { return product(sums.from_input, flat(p.x), OPQ_ATTR_transpose_a); });
-    give(3, [&] { return product(sums.from_hidden, states_before(p, saved[INPUTS]), OPQ_ATTR_transpose_a); });
+    give(2, [&] { return matmul(sums.from_input, flat(p.x), true); });
+    give(3, [&] { return matmul(sums.from_hidden, states_before(p, saved[INPUTS]), true); });
     give(4, [&] { return sums.c; });
     const auto of_bias = [&](const Value &from) { return reduce(OPQ_OP_sum, {from}, {0}, false); };
     const Value one = wanted[5] ? of_bias(sums.from_input) : Value();

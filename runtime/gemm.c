@@ -136,7 +136,7 @@ static void plan_tile(gemm_run *run)
     const opq_gemm_call *call = &run->call;
     const opq_target_gemm *t = &run->cpu->target->gemm;
     int64_t b_bytes = call->k * call->n * run->element_bytes;
-    run->a_window = !call->packed_a && gemm_is_window(call->dtype, &call->a, call->n);
+    run->a_window = !call->packed_a && gemm_is_window(gemm_as_it_lies(call), &call->a, call->n);
     run->a_in_place = run->a_window || (reads_rows(run, &call->a) && !call->packed_a &&
                                         (call->m <= t->rows_in_place || call->n * run->element_bytes <= t->group_bytes));
     int64_t most = panel_rows(run);
@@ -153,7 +153,7 @@ static void plan_tile(gemm_run *run)
                     !call->packed_b && !call->accumulate && !run->a_window && call->b.row_stride == 1 &&
                     call->b.column_stride != 1 && !gemm_has_tables(&call->b);
     run->b_in_place =
-        gemm_in_rows(&call->b, call->dtype) && (call->m <= t->rows_b_in_place || b_bytes <= t->small_b_bytes);
+        gemm_in_rows(&call->b, gemm_as_it_lies(call)) && (call->m <= t->rows_b_in_place || b_bytes <= t->small_b_bytes);
 }
 
 /* Needs the chunks. */
@@ -228,7 +228,7 @@ static gemm_run run_part(opq_gemm *gemm, const opq_gemm_call *call, int64_t row,
 /* Of calls with the same m and k. */
 opq_status gemm_run_regions(opq_gemm *gemm, const opq_gemm_call *calls, int count)
 {
-    bool window = gemm_is_window(calls->dtype, &calls->a, calls->n);
+    bool window = gemm_is_window(gemm_as_it_lies(calls), &calls->a, calls->n);
     int64_t regions = window ? 1 : region_count(gemm, calls->dtype, calls->m, calls->k);
     for (int64_t i = 0; i < regions; i++) {
         gemm_run runs[OPQ_PRODUCTS_MAX];
@@ -254,8 +254,8 @@ static bool operand_fits(opq_dtype dtype, opq_dtype operand)
     return dtype == OPQ_f64 ? narrow || operand == OPQ_f64 : operand == OPQ_i8 || (dtype == OPQ_f32 && narrow);
 }
 
-/* i8 is a bf16, too. */
-static bool is_pairs_of(opq_dtype operand) { return operand == OPQ_bf16 || operand == OPQ_i8; }
+/* i8 is a bf16, too; f32 is rounded to it. */
+static bool is_pairs_of(opq_dtype operand) { return operand == OPQ_bf16 || operand == OPQ_f32 || operand == OPQ_i8; }
 
 static opq_status check(const opq_gemm_call *call)
 {
@@ -267,7 +267,7 @@ static opq_status check(const opq_gemm_call *call)
     bool fits = call->dtype == OPQ_f32 && (call->packed_a || is_pairs_of(call->a.dtype)) &&
                 (call->packed_b || is_pairs_of(call->b.dtype));
     if (call->pairs && !fits)
-        return opq_fail(OPQ_INVALID, "gemm: pairs are of bf16");
+        return opq_fail(OPQ_INVALID, "gemm: pairs are of bf16, or of f32");
     return OPQ_OK;
 }
 
@@ -299,7 +299,7 @@ static bool is_padded(const opq_gemm_call *call, int o)
     if (!x->padded || x->padded->count <= 0 || (o == 0 ? call->packed_a != NULL : call->packed_b && !call->turned))
         return false;
     bool left = (o == 1) == gemm_is_turned(call);
-    return !left || !gemm_is_window(call->dtype, x, o == 0 ? call->n : call->m);
+    return !left || !gemm_is_window(gemm_as_it_lies(call), x, o == 0 ? call->n : call->m);
 }
 
 /* Copies with the padding first, of so many matrices at a time as shall be in memory. */

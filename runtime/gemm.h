@@ -2,7 +2,7 @@
  *
  * Every element of the result is one chain of fused multiply-adds over ascending k that starts from zero, rounded to the
  * accumulation dtype at each step: acc = fma(a[i,k], b[k,j], acc). Shapes, strides, batching, threads and instruction set
- * change which code runs, never the bits. Of two bf16 matrices it may also be one chain of steps of two products each, or of 32: opq_pairs_steps in
+ * change which code runs, never the bits. Of matrices that are rounded to bf16 it may also be one chain of steps of two products each, or of 32: opq_pairs_steps in
  * scalar.h. Products of i8 are summed in i32, modulo 2^32. Processors with AVX512_BF16 have an instruction for the first, those with AMX for the others; elsewhere the f32 kernels take them in that order. (Which of two NaN operands gives its payload is not covered.)
  */
 #ifndef OPAQUE_RUNTIME_GEMM_H
@@ -40,7 +40,7 @@ typedef void (*opq_gemm_tile)(void *data, int64_t batch, int64_t row, int64_t ro
 
 typedef struct opq_gemm_call {
     opq_dtype dtype; /* accumulation: f32 or f64; i32 of two i8 matrices */
-    int pairs; /* not 0: f32 sums of two bf16 matrices, or one and one of i8, by steps of so many pairs, 1 or 16; of several calls with `accumulate` all but the last have whole ones */
+    int pairs; /* not 0: f32 sums of matrices of bf16, i8, or f32 that is rounded to bf16, by steps of so many pairs, 1 or 16; of several calls with `accumulate` all but the last have whole ones */
     int64_t batch, m, n, k; /* >= 0; k == 0 gives zeros */
     opq_matrix a, b;        /* m x k, k x n */
     void *c;                /* if tile == NULL: m x n, accumulation dtype, unit column stride; overlaps no operand */

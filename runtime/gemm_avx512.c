@@ -4,6 +4,7 @@
 #include <immintrin.h>
 
 #define ISA __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,fma,f16c")))
+#define BF16 __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,fma,f16c,avx512bf16")))
 #define INLINE static inline __attribute__((always_inline)) ISA
 #define MASK __mmask16
 enum { WHOLE_ROWS_f32 = 0, WHOLE_ROWS_f64 = 0, WHOLE_BLOCKS = 0, TURNED = 1 };
@@ -144,9 +145,37 @@ INLINE void join_rows(const opq_pack_source *s, int64_t k, int64_t across, int w
     }
 }
 
+/* The same of numbers, which are rounded. */
+BF16 static void join_numbers(const opq_pack_source *s, int64_t k, int64_t across, int width, uint32_t *out)
+{
+    const float *row = s->data;
+    for (int64_t p = 0; p < k; p += 2, row += 2 * s->k_stride, out += width)
+        for (int j = 0; j < width; j += 16) {
+            __mmask16 there = first_f32(across - j);
+            __m256bh first = _mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(there, row + j));
+            __m256bh second = _mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(p + 1 < k ? there : 0, row + s->k_stride + j));
+            __m512i words = _mm512_or_si512(_mm512_cvtepu16_epi32((__m256i)first),
+                                            _mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)second), 16));
+            _mm512_mask_storeu_epi32(out + j, first_f32(width - j), words);
+        }
+}
+
+BF16 void opq_pack_rounded_avx512(const float *x, int64_t count, uint16_t *out)
+{
+    for (int64_t i = 0; i < count; i += 32, out += 32) {
+        __m512 low = _mm512_maskz_loadu_ps(first_f32(count - i), x + i);
+        __m512 high = _mm512_maskz_loadu_ps(first_f32(count - i - 16), x + i + 16);
+        _mm512_storeu_si512(out, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+    }
+}
+
 ISA static bool words(const opq_pack_source *s, int64_t k, int64_t across, int width, void *out)
 {
     bool pairs = s->word == 2 && s->from == OPQ_bf16, quads = s->word == 4 && s->from == OPQ_i8;
+    if (s->word == 2 && s->from == OPQ_f32 && s->to == OPQ_f32 && s->across_stride == 1 && !s->k_at && !s->across_at) {
+        join_numbers(s, k, across, width, out);
+        return true;
+    }
     if (s->k_at || (!pairs && !quads))
         return false;
     if (pairs && s->across_stride == 1 && !s->across_at)

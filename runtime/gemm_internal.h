@@ -108,12 +108,14 @@ static inline int64_t gemm_terms(const gemm_run *run, int64_t *k0, int64_t k)
     *k0 *= each;
     return run->terms - *k0 < k * each ? run->terms - *k0 : k * each;
 }
-/* What the left operand is in memory, where kernels read it as it lies. */
+/* What operands are in memory that kernels of numbers read as they lie; raw8: there are none, all are packed. */
+static inline opq_dtype gemm_as_it_lies(const opq_gemm_call *call) { return call->pairs ? OPQ_raw8 : call->dtype; }
+/* And the left one, which kernels of words read, too. */
 static inline opq_dtype gemm_left_dtype(const gemm_run *run)
 {
     if (run->rule == GEMM_PAIRS || run->rule == GEMM_PAIRS16)
         return OPQ_bf16;
-    return run->rule == GEMM_BYTES ? OPQ_i8 : run->call.dtype;
+    return run->rule == GEMM_BYTES ? OPQ_i8 : gemm_as_it_lies(&run->call);
 }
 static inline bool gemm_has_tables(const opq_matrix *matrix) { return matrix->rows || matrix->columns; }
 /* Rows without gaps, that need no conversion. */

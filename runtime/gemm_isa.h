@@ -36,7 +36,7 @@ struct opq_gemm_isa {
     bool (*panel)(const opq_pack_source *source, int64_t k, int64_t across, int width, void *out);
     /* k rows of `width`, all made by these moves in ascending order. Likewise. */
     bool (*moves)(const opq_pack_source *source, int64_t k, const opq_pack_move *moves, int count, int width, void *out);
-    /* A panel of words, whole ones, and of pairs one of an odd last k where neighbours across lie side by side. Likewise; NULL: none has. */
+    /* A panel of words, whole ones, and of pairs one of an odd last k where neighbours across lie side by side, where f32 is rounded, too. Likewise; NULL: none has. */
     bool (*words)(const opq_pack_source *source, int64_t k, int64_t across, int width, void *out);
     /* rows x columns elements of 4 or 8 bytes, rows ld elements apart, become columns x rows. */
     void (*turn)(const opq_target_gemm *target, int bytes, const void *from, int64_t ld, int64_t rows, int64_t columns,
@@ -45,6 +45,8 @@ struct opq_gemm_isa {
 };
 extern const opq_gemm_isa opq_gemm_avx2, opq_gemm_avx512;
 
+/* Rounded to bf16, zeros up to a multiple of 32 behind them. Needs AVX512_BF16. */
+void opq_pack_rounded_avx512(const float *x, int64_t count, uint16_t *out);
 /* Behind k rows of words of four i8: what sums begin with, so that 128 more in each byte on the left adds nothing. Needs AVX512_VNNI. */
 void opq_pack_start_avx512(void *panel, int64_t k, int width);
 

@@ -149,6 +149,13 @@ static void part_rows(int64_t k, int width, float *rows)
     }
 }
 
+/* To bf16, as opq_pairs_steps does. */
+static void round_rows(int64_t count, float *x)
+{
+    for (int64_t i = 0; i < count; i++)
+        x[i] = opq_round_bf16(opq_no_denormal(x[i]));
+}
+
 /* Exchanges neighbours of packed rows. */
 static void swap_rows(int64_t k, int width, float *rows)
 {
@@ -193,6 +200,8 @@ static void pack_part(const opq_gemm_isa *isa, const opq_pack_source *part, int6
         opq_pack_narrow(isa, part, rows, columns, width, to);
     else
         opq_pack_panel(isa, part, rows, columns, width, to);
+    if (part->swapped && part->from == OPQ_f32)
+        round_rows(rows * width, to);
     if (part->swapped)
         (part->swapped == 2 ? swap_rows : part_rows)(rows, width, to);
     for (int64_t w = 0; part->unsigned_bytes && w < (rows + each - 1) / each * width; w++)

@@ -16,32 +16,23 @@ static inline uint32_t integers(const float *x, int64_t stride, int count)
     return word;
 }
 
-/* Two rows of f32 that are bf16. */
-static void pair_rows(const float *first, const float *second, int width, uint32_t *words)
+/* k rows of `width` numbers side by side. */
+static void narrow_rows(const opq_gemm_isa *isa, const opq_pack_source *s, int64_t k, int width, const float *rows,
+                        void *out)
 {
-    const __m128i upper = _mm_set1_epi32((int32_t)0xffff0000);
-    int j = 0;
-    for (; j + 4 <= width; j += 4) {
-        __m128i x = _mm_loadu_si128((const void *)(first + j)), y = _mm_loadu_si128((const void *)(second + j));
-        _mm_storeu_si128((void *)(words + j), _mm_or_si128(_mm_srli_epi32(x, 16), _mm_and_si128(y, upper)));
+    opq_pack_source numbers = {
+        .data = rows, .from = OPQ_f32, .to = OPQ_f32, .k_stride = width, .across_stride = 1, .word = 2, .target = s->target};
+    if (s->to == OPQ_f32) { /* pairs, which only those instruction sets have that join them */
+        (void)isa->words(&numbers, k, width, width, out);
+        return;
     }
-    for (; j < width; j++)
-        words[j] = opq_f32_bits(first[j]) >> 16 | (opq_f32_bits(second[j]) & 0xffff0000);
-}
-
-static void narrow_rows(const opq_pack_source *s, int64_t k, int width, const float *rows, void *out)
-{
-    bool pairs = s->to == OPQ_f32;
     if (s->word == 0)
         for (int64_t i = 0; i < k * width; i++)
             ((int8_t *)out)[i] = (int8_t)(int32_t)rows[i];
     uint32_t *words = out;
-    for (int64_t i = 0; s->word > 0 && i < k; i += s->word, rows += s->word * width, words += width) {
-        if (pairs)
-            pair_rows(rows, rows + width, width, words);
-        for (int j = 0; j < width && !pairs; j++)
+    for (int64_t i = 0; s->word > 0 && i < k; i += s->word, rows += s->word * width, words += width)
+        for (int j = 0; j < width; j++)
             words[j] = integers(rows + j, width, s->word);
-    }
 }
 
 /* By way of f32, some rows at a time. */
@@ -56,7 +47,7 @@ static void pack_narrow_plain(const opq_gemm_isa *isa, const opq_pack_source *s,
         part.to = OPQ_f32;
         opq_pack_panel(isa, &part, count, across, width, rows);
         memset(rows + count * width, 0, (size_t)(more * width) * sizeof *rows);
-        narrow_rows(s, count, width, rows, out + i / word * row_bytes);
+        narrow_rows(isa, s, count, width, rows, out + i / word * row_bytes);
     }
 }
 

@@ -35,12 +35,17 @@ static opq_pack_source pack_source(const gemm_run *run, bool left, int64_t batch
     return source;
 }
 
-/* Rows whose words lie side by side, as they do. */
+/* Rows whose words lie side by side, as they do, or rounded to pairs. */
 static void copy_words(const opq_pack_source *s, int64_t terms, int64_t rows, char *out)
 {
     size_t bytes = (size_t)(terms * opq_dtype_bytes(s->from));
     for (int64_t i = 0; i < rows; i++, out += OPQ_AMX_BYTES) {
-        memcpy(out, opq_pack_at(s->data, s->from, i * s->across_stride), bytes);
+        const void *row = opq_pack_at(s->data, s->from, i * s->across_stride);
+        if (s->from == OPQ_f32) {
+            opq_pack_rounded_avx512(row, terms, (uint16_t *)(void *)out);
+            continue;
+        }
+        memcpy(out, row, bytes);
         memset(out + bytes, 0, OPQ_AMX_BYTES - bytes);
     }
 }
@@ -49,7 +54,8 @@ static void copy_words(const opq_pack_source *s, int64_t terms, int64_t rows, ch
 static void pack_tiles(const gemm_run *run, const opq_pack_source *source, int64_t terms, int64_t rows, char *out)
 {
     int64_t step = 16 * gemm_word(run->rule);
-    bool as_they_lie = gemm_in_rows(&run->call.a, gemm_left_dtype(run));
+    bool as_they_lie = gemm_in_rows(&run->call.a, gemm_left_dtype(run)) ||
+                       (run->rule == GEMM_PAIRS16 && gemm_in_rows(&run->call.a, OPQ_f32));
     for (int64_t k = 0; k < terms; k += step, out += rows * OPQ_AMX_BYTES) {
         _Alignas(64) char words[OPQ_AMX_ROWS_MAX * OPQ_AMX_BYTES];
         opq_pack_source part = opq_pack_part_of(source, k, 0);

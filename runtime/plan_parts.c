@@ -163,8 +163,6 @@ static opq_status check_product(const builder *b, const opq_step *part, int prod
     const char *wrong = NULL;
     if (part->matmul == NULL)
         wrong = "is thin";
-    else if (b->block && part->matmul->pairs)
-        wrong = "goes by pairs";
     else if (b->block && opq_block_sums_rows(b->p->graph, &b->parts, product) &&
              part->matmul->contract.m != b->block->columns)
         wrong = "sums over several matrices";

@@ -15,7 +15,7 @@
 
 enum { CACHE_BYTES = 640 << 10, ROWS_MIN = 16, ROWS_MAX = 256, ROWS_CAUSAL_MAX = 32, EPILOGUE_ROWS = 64 };
 
-static const float FAR_FROM_OVERFLOW = 0x1p100f;
+static const float FAR_FROM_OVERFLOW = 0x1p100f, LARGEST_BF16 = 0x1.fep127f;
 
 typedef struct block_run {
     const opq_run_state *run;
@@ -25,7 +25,7 @@ typedef struct block_run {
     opq_tiles tiles[OPQ_BLOCK_SECOND_MAX];
     void *buffers[OPQ_BUFFER_MAX]; /* of the rows */
     opq_number scalars[OPQ_SCALAR_MAX];
-    int64_t matrix_rows, blocks;            /* rows of a matrix that all products have; blocks of a matrix */
+    int64_t matrix_rows, blocks, rows;      /* rows of a matrix that all products have; blocks of a matrix, rows of a block but the last */
     opq_buffer *kept[OPQ_BLOCK_MATRIX_MAX]; /* packed copies of right operands that stay with their buffers, or NULL; references */
     bool serial, causal;
     atomic_int status;
@@ -82,37 +82,48 @@ static opq_matrix operand_of(const block_run *r, int i, int o, int64_t row)
     return matrix;
 }
 
+#define ISA __attribute__((target("avx2,f16c")))
+
+/* Eight elements as f32. */
+ISA static inline __m256i load(const void *x, opq_dtype dtype)
+{
+    if (dtype == OPQ_f32)
+        return _mm256_loadu_si256(x);
+    __m128i half = _mm_loadu_si128(x);
+    return dtype == OPQ_f16 ? _mm256_castps_si256(_mm256_cvtph_ps(half)) : _mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16);
+}
+
 /* Of elements side by side, in the order of the magnitudes. */
-__attribute__((target("avx2"))) static int32_t largest_bits(const float *x, int64_t count)
+ISA static int32_t largest_bits(const char *x, opq_dtype dtype, int64_t count)
 {
     enum { LANES = 8 };
     const __m256i magnitude = _mm256_set1_epi32(INT32_MAX);
     __m256i found = _mm256_setzero_si256();
     int32_t lane[LANES] = {0}, largest = 0;
-    int64_t j = 0;
-    for (; j + LANES <= count; j += LANES)
-        found = _mm256_max_epi32(found, _mm256_and_si256(_mm256_loadu_si256((const __m256i *)&x[j]), magnitude));
-    memcpy(lane, &x[j], (size_t)(count - j) * sizeof *lane);
-    found = _mm256_max_epi32(found, _mm256_and_si256(_mm256_loadu_si256((const __m256i *)lane), magnitude));
+    int64_t bytes = opq_dtype_bytes(dtype);
+    for (; count >= LANES; count -= LANES, x += LANES * bytes)
+        found = _mm256_max_epi32(found, _mm256_and_si256(load(x, dtype), magnitude));
+    memcpy(lane, x, (size_t)(count * bytes));
+    found = _mm256_max_epi32(found, _mm256_and_si256(load(lane, dtype), magnitude));
     _mm256_storeu_si256((__m256i *)lane, found);
     for (int l = 0; l < LANES; l++)
         largest = lane[l] > largest ? lane[l] : largest;
     return largest;
 }
 
-/* Magnitude; infinity for NaN, too, and for what is no f32. */
+/* Magnitude; infinity for NaN, too, and for what is no float of at most 32 bits in rows and columns. */
 static float largest_of(const opq_matrix *x, int64_t rows, int64_t columns)
 {
     const int32_t infinity = 0x7f800000;
-    bool turned = x->column_stride != 1;
+    bool turned = x->column_stride != 1, known = x->dtype == OPQ_f32 || opq_dtype_is_half(x->dtype);
     int64_t lines = turned ? columns : rows, length = turned ? rows : columns;
     int64_t line_stride = turned ? x->column_stride : x->row_stride, stride = turned ? x->row_stride : 1;
     int64_t runs = stride == 1 ? 1 : length; /* of a line: all of it, or an element */
-    int32_t found = x->dtype == OPQ_f32 && !x->rows && !x->columns ? 0 : infinity;
+    int32_t found = known && !x->rows && !x->columns ? 0 : infinity;
     float largest;
     for (int64_t i = 0; i < lines * runs && found < infinity; i++) {
-        const float *run = (const float *)x->data + i / runs * line_stride + i % runs * stride;
-        int32_t bits = largest_bits(run, length / runs);
+        const char *run = (const char *)x->data + (i / runs * line_stride + i % runs * stride) * opq_dtype_bytes(x->dtype);
+        int32_t bits = largest_bits(run, x->dtype, length / runs);
         found = bits > found ? bits : found;
     }
     found = found < infinity ? found : infinity;
@@ -135,7 +146,7 @@ static bool needs_all(const block_run *r, int64_t first_row)
             if (!(largest < FAR_FROM_OVERFLOW)) /* NaN: infinity times 0 */
                 return true;
         }
-        if (isinf(largest))
+        if (!(largest <= LARGEST_BF16)) /* an infinity, or rounded to it */
             return true;
     }
     return false;
@@ -151,8 +162,8 @@ static opq_status begin_matrix(const block_run *r, memory *m, int64_t first_row)
         if (sums_rows(r, i))
             memset(m->data + r->own_at[i], 0, (size_t)r->own_bytes[i]);
         else if (r->own_bytes[i] > 0)
-            OPQ_TRY(opq_gemm_pack_b(r->run->runtime->gemm, product->dtype, &right, product->contract.k,
-                                    product->contract.n, m->data + r->own_at[i]));
+            OPQ_TRY(opq_gemm_pack_b(r->run->runtime->gemm, opq_gemm_packed_name(product->dtype, product->pairs), &right,
+                                    product->contract.k, product->contract.n, m->data + r->own_at[i]));
     }
     return OPQ_OK;
 }
@@ -211,6 +222,7 @@ static opq_gemm_call call_of(const block_run *r, int i, const memory *m, int64_t
 {
     const opq_contract *c = contract_of(r, i);
     return (opq_gemm_call){.dtype = product_of(r, i)->matmul->dtype,
+                           .pairs = c->pairs,
                            .batch = 1,
                            .m = rows,
                            .n = c->n,
@@ -293,8 +305,8 @@ static opq_status run_blocks(block_run *r, memory *m, int64_t first_row, int64_t
     if (begins)
         OPQ_TRY(begin_matrix(r, m, first_row));
     for (; at < end; at++) {
-        int64_t row = at * r->matrix_rows / r->blocks, to = (at + 1) * r->matrix_rows / r->blocks;
-        OPQ_TRY(run_one(r, m, first_row + row, to - row));
+        int64_t row = at * r->rows;
+        OPQ_TRY(run_one(r, m, first_row + row, gemm_min(r->rows, r->matrix_rows - row)));
     }
     if (r->block->sums)
         end_matrix(r, m, first_row);
@@ -331,9 +343,13 @@ static void find_blocks(block_run *r)
     r->causal = block->causal == r->matrix_rows;
     int64_t most = CACHE_BYTES / (row_bytes * (block->place_count > 1 && block->sums ? block->place_count : 1));
     most = most < ROWS_MIN ? ROWS_MIN : gemm_min(most, r->causal ? ROWS_CAUSAL_MAX : ROWS_MAX);
-    r->blocks = gemm_ceil(r->matrix_rows, most);
-    r->matrix_bytes = gemm_lines(gemm_ceil(r->matrix_rows, r->blocks) * row_bytes);
-    r->local_bytes = gemm_lines(gemm_ceil(r->matrix_rows, r->blocks) * 8);
+    int64_t step = 1; /* of the rule of sums over rows: those of a block go on with whole ones */
+    for (int i = 0; i < product_count(r); i++)
+        step = sums_rows(r, i) && 2 * contract_of(r, i)->pairs > step ? 2 * contract_of(r, i)->pairs : step;
+    r->rows = gemm_ceil(gemm_ceil(r->matrix_rows, gemm_ceil(r->matrix_rows, most)), step) * step;
+    r->blocks = gemm_ceil(r->matrix_rows, r->rows);
+    r->matrix_bytes = gemm_lines(r->rows * row_bytes);
+    r->local_bytes = gemm_lines(r->rows * 8);
 }
 
 static void divide_memory(block_run *r)
@@ -346,7 +362,8 @@ static void divide_memory(block_run *r)
         if (sums_rows(r, i))
             bytes = c->m * c->n * (int64_t)sizeof(float);
         else if (r->kept[i] == NULL && r->blocks > 1)
-            bytes = opq_gemm_packed_bytes(r->run->runtime->gemm, product_of(r, i)->matmul->dtype, c->k, c->n);
+            bytes = opq_gemm_packed_bytes(r->run->runtime->gemm,
+                                          opq_gemm_packed_name(product_of(r, i)->matmul->dtype, c->pairs), c->k, c->n);
         r->own_at[i] = r->bytes;
         r->own_bytes[i] = gemm_lines(bytes);
         r->bytes += r->own_bytes[i];

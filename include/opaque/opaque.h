@@ -197,7 +197,7 @@ OPQ_API opq_status opq_define_op(const char *signature, const char *expression, 
     X(dims, INTS)    /* permute: result dim i is operand dim dims[i] */                                                \
     X(key, STR)      /* extern: what is called; index ops and divisions: what an error says, "op" or "op: words" */    \
     X(offset, INT)   /* strided, update: first element, in elements of the dense operand */                            \
-    X(pairs, INT)    /* matmul of bf16: summed by opq_pairs_steps of scalar.h, else a chain */                         \
+    X(pairs, INT)    /* matmul of bf16, or rounded to it: summed by opq_pairs_steps of scalar.h, else a chain */       \
     X(result, INT)   /* extern_result: which one; extern: how many */                                                  \
     X(reverse, INT)  /* recurrent rows: the last step comes first */                                                   \
     X(sizes, INTS)   /* update: shape of the written window */                                                         \

@@ -128,14 +128,19 @@ static inline float opq_pairs_sum(float x, float y)
     return opq_no_denormal(opq_no_denormal(x) + opq_no_denormal(y)); /* exact, where it is a denormal */
 }
 
-/* A step of either rule, of `pairs` pairs (1 or 16): the products of `count` elements, of zeros behind them. */
+/* A step of either rule, of `pairs` pairs (1 or 16): the products of `count` elements, of zeros behind them. What is no bf16 is rounded to
+ * it, a denormal to 0, as VCVTNEPS2BF16 does. */
 static inline float opq_pairs_steps(int pairs, const float *x, const float *y, int count, float sum)
 {
-    float part[2] = {0, 0};
+    float a[OPQ_PAIRS_MAX] = {0}, b[OPQ_PAIRS_MAX] = {0}, part[2] = {0, 0};
+    for (int i = 0; i < count; i++) {
+        a[i] = opq_round_bf16(opq_no_denormal(x[i]));
+        b[i] = opq_round_bf16(opq_no_denormal(y[i]));
+    }
     if (pairs == 1)
-        return opq_pairs_step(x[0], count > 1 ? x[1] : 0, y[0], count > 1 ? y[1] : 0, sum);
+        return opq_pairs_step(a[0], a[1], b[0], b[1], sum);
     for (int i = 0; i < OPQ_PAIRS_MAX; i++)
-        part[i % 2] = opq_pairs_fma(i < count ? x[i] : 0, i < count ? y[i] : 0, part[i % 2]);
+        part[i % 2] = opq_pairs_fma(a[i], b[i], part[i % 2]);
     return opq_pairs_sum(sum, opq_pairs_sum(part[0], part[1]));
 }
 

@@ -56,6 +56,8 @@ static inline void golden_fill(const opq_type *type, int number, void *data)
             ((float *)data)[k] = value;
         else if (type->dtype == OPQ_f16)
             ((uint16_t *)data)[k] = opq_f32_to_f16(value);
+        else if (type->dtype == OPQ_bf16)
+            ((uint16_t *)data)[k] = opq_f32_to_bf16(value);
         else if (type->dtype == OPQ_i8)
             ((int8_t *)data)[k] = (int8_t)(k % 5 ? value * 8 : -128);
         else if (type->dtype == OPQ_i64)

@@ -50,10 +50,9 @@ static const loop_text texts[] = {
     {KERNEL("  vector j < d1 {\n    column i < d0 {\n" LOAD "      %3 = sum f32 %2\n    }\n  }\n"), NULL},
     {KERNEL("  vector j < d1 {\n    chain i < d0 {\n" LOAD "      %3 = matmul f32 %2, %2\n    }\n  }\n"), NULL},
     {PAIRS("      %3 = matmul f32 %2, %2\n    }\n  }\n"), NULL},
-    {PAIRS("      %3 = neg f32 %2\n      %4 = matmul f32 %2, %3\n    }\n  }\n"), "pairs are of what is loaded as bf16"},
+    {PAIRS("      %3 = neg f32 %2\n      %4 = matmul f32 %2, %3\n    }\n  }\n"), NULL},
     {PAIRS("      %3 = sum f32 %2\n    }\n  }\n"), "a chain of no product, or of several"},
-    {KERNEL("  vector j < d1 {\n    pairs i < d0 {\n" LOAD "      %3 = matmul f32 %2, %2\n    }\n  }\n"),
-     "pairs are of what is loaded as bf16"},
+    {KERNEL("  vector j < d1 {\n    pairs i < d0 {\n" LOAD "      %3 = matmul f32 %2, %2\n    }\n  }\n"), NULL},
     {KERNEL("  parallel i < d0 {\n    pairs j < d1 {\n" LOAD "      %3 = matmul f32 %2, %2\n    }\n  }\n"),
      "a column or chain outside of a vector loop"},
     {KERNEL("  vector j < d1 {\n    chain i < d0 {\n" LOAD

@@ -18,10 +18,24 @@ static opq_ref binary(random_graph *r, opq_op op, opq_ref x, opq_ref y)
     return x < 0 || y < 0 ? -1 : random_op(r, op, (opq_ref[]){x, y}, 2, NULL, 0);
 }
 
+/* By the rule that this graph has. */
 static opq_ref product(random_graph *r, opq_ref x, opq_ref y, bool turn_x, bool turn_y)
 {
-    opq_attr attrs[] = {{.key = OPQ_ATTR_transpose_a, .i = turn_x}, {.key = OPQ_ATTR_transpose_b, .i = turn_y}};
-    return x < 0 || y < 0 ? -1 : random_op(r, OPQ_OP_matmul, (opq_ref[]){x, y}, 2, attrs, 2);
+    opq_attr attrs[] = {{.key = OPQ_ATTR_transpose_a, .i = turn_x},
+                        {.key = OPQ_ATTR_transpose_b, .i = turn_y},
+                        {.key = OPQ_ATTR_pairs, .i = r->attention_pairs}};
+    return x < 0 || y < 0 ? -1 : random_op(r, OPQ_OP_matmul, (opq_ref[]){x, y}, 2, attrs, 3);
+}
+
+/* An operand that may be a widened half. */
+static opq_ref perhaps_half(random_graph *r, opq_ref x)
+{
+    opq_type wide = x < 0 ? (opq_type){0} : opq_graph_type(r->graph, x), half = wide;
+    half.dtype = r->attention_pairs ? OPQ_bf16 : r->attention_half;
+    if (x < 0 || wide.dtype != OPQ_f32 || half.dtype == OPQ_f32 || chance(r, 20))
+        return x;
+    x = random_op_typed(r, OPQ_OP_cast, &half, &x, 1, NULL, 0);
+    return x < 0 ? x : random_op_typed(r, OPQ_OP_cast, &wide, &x, 1, NULL, 0);
 }
 
 static opq_ref over_columns(random_graph *r, opq_op op, opq_ref x)
@@ -75,7 +89,11 @@ opq_ref random_attention(random_graph *r, opq_ref q)
         return -1;
     int64_t rows = type.size[type.rank - 2], depth = type.size[type.rank - 1];
     int64_t columns = 1 + (int64_t)random_below(r, 60), width = 1 + (int64_t)random_below(r, 20);
-    opq_ref k = with_size(r, &type, columns, depth), v = with_size(r, &type, columns, width);
+    static const opq_dtype halves[] = {OPQ_f32, OPQ_f32, OPQ_f16, OPQ_bf16};
+    r->attention_pairs = chance(r, 30) ? (chance(r, 50) ? 1 : 16) : 0;
+    r->attention_half = halves[random_below(r, 4)];
+    q = perhaps_half(r, q);
+    opq_ref k = perhaps_half(r, with_size(r, &type, columns, depth)), v = perhaps_half(r, with_size(r, &type, columns, width));
     opq_ref scores = product(r, q, k, false, true);
     if (chance(r, 20))
         return of_elements(r, scores, &type, rows);
@@ -86,7 +104,7 @@ opq_ref random_attention(random_graph *r, opq_ref q)
     if (out < 0 || chance(r, 40))
         return out;
     random_keep(r, out);
-    opq_ref grad = with_size(r, &type, rows, width), total = chance(r, 50) ? with_size(r, &type, rows, 1) : largest;
+    opq_ref grad = perhaps_half(r, with_size(r, &type, rows, width)), total = chance(r, 50) ? with_size(r, &type, rows, 1) : largest;
     weights = random_op(r, OPQ_OP_exp, (opq_ref[]){binary(r, OPQ_OP_sub, scores, total)}, 1, NULL, 0);
     opq_ref mean = over_columns(r, OPQ_OP_sum, binary(r, OPQ_OP_mul, grad, out));
     opq_ref slope = binary(r, OPQ_OP_mul, weights, binary(r, OPQ_OP_sub, product(r, grad, v, false, true), mean));

@@ -23,6 +23,8 @@ typedef struct random_graph {
     opq_ref refs[RANDOM_REFS]; /* values to go on from */
     int count;
     bool rounds;  /* a product of bf16 may be drawn */
+    int attention_pairs;      /* the rule of the products of one attention */
+    opq_dtype attention_half; /* what its operands may be widened from, or f32 */
     bool special; /* inputs hold NaN, infinities and signed zeros */
 } random_graph;
 

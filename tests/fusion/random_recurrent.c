@@ -10,14 +10,13 @@ static opq_ref matrix(random_graph *r, opq_dtype dtype, int64_t rows, int64_t co
 }
 
 /* One row of the direction, and perhaps some rows of its result. */
-static opq_ref direction(random_graph *r, opq_op op, const opq_ref *operands, bool reverse)
+static opq_ref direction(random_graph *r, opq_op op, const opq_ref *operands, const opq_attr *rule)
 {
     int arity = opq_op_info_of(op)->arity;
     for (int i = 0; i < arity; i++)
         if (operands[i] < 0)
             return -1;
-    opq_attr attr = {.key = OPQ_ATTR_reverse, .i = 1};
-    opq_ref all = random_op(r, op, operands, arity, &attr, reverse);
+    opq_ref all = random_op(r, op, operands, arity, rule, 2);
     if (all < 0 || chance(r, 50))
         return all;
     random_keep(r, all);
@@ -31,35 +30,37 @@ static opq_ref direction(random_graph *r, opq_op op, const opq_ref *operands, bo
 
 static opq_ref lstm(random_graph *r, opq_dtype dtype, int64_t steps, int64_t batch, int64_t hidden, int64_t k)
 {
-    bool reverse = chance(r, 30);
+    opq_attr rule[] = {{.key = OPQ_ATTR_pairs, .i = chance(r, 70) ? 0 : chance(r, 50) ? 1 : 16},
+                       {.key = OPQ_ATTR_reverse, .i = chance(r, 30)}};
     opq_ref c = matrix(r, dtype, batch, hidden), w = matrix(r, dtype, 4 * hidden, k);
     opq_ref x[] = {matrix(r, dtype, steps * batch, 4 * hidden), matrix(r, dtype, batch, k), c, w};
-    opq_ref all = direction(r, OPQ_OP_lstm, x, reverse);
+    opq_ref all = direction(r, OPQ_OP_lstm, x, rule);
     if (all < 0 || chance(r, 30))
         return all;
     random_keep(r, all);
-    opq_ref states = random_op(r, OPQ_OP_lstm_states, x, 4, &(opq_attr){.key = OPQ_ATTR_reverse, .i = reverse}, 1),
-            sums = random_op(r, OPQ_OP_lstm_sums, x, 4, &(opq_attr){.key = OPQ_ATTR_reverse, .i = reverse}, 1);
+    opq_ref states = random_op(r, OPQ_OP_lstm_states, x, 4, rule, 2),
+            sums = random_op(r, OPQ_OP_lstm_sums, x, 4, rule, 2);
     opq_ref back[] = {matrix(r, dtype, steps * batch, hidden), sums, states, c, matrix(r, dtype, batch, hidden), w};
-    random_keep(r, chance(r, 50) ? direction(r, OPQ_OP_lstm_backward_state, back, reverse) : -1);
-    return direction(r, OPQ_OP_lstm_backward, back, reverse);
+    random_keep(r, chance(r, 50) ? direction(r, OPQ_OP_lstm_backward_state, back, rule) : -1);
+    return direction(r, OPQ_OP_lstm_backward, back, rule);
 }
 
 static opq_ref gru(random_graph *r, opq_dtype dtype, int64_t steps, int64_t batch, int64_t hidden, int64_t k)
 {
-    bool reverse = chance(r, 30);
+    opq_attr rule[] = {{.key = OPQ_ATTR_pairs, .i = chance(r, 70) ? 0 : chance(r, 50) ? 1 : 16},
+                       {.key = OPQ_ATTR_reverse, .i = chance(r, 30)}};
     opq_ref h = matrix(r, dtype, batch, hidden), w = matrix(r, dtype, 3 * hidden, k);
     opq_ref x[] = {matrix(r, dtype, steps * batch, 3 * hidden), h, w, matrix(r, dtype, k ? 1 : batch, 3 * hidden)};
-    opq_ref all = direction(r, OPQ_OP_gru, x, reverse);
+    opq_ref all = direction(r, OPQ_OP_gru, x, rule);
     if (all < 0 || chance(r, 30))
         return all;
     random_keep(r, all);
-    opq_ref past = random_op(r, OPQ_OP_gru_sums, x, 4, &(opq_attr){.key = OPQ_ATTR_reverse, .i = reverse}, 1);
+    opq_ref past = random_op(r, OPQ_OP_gru_sums, x, 4, rule, 2);
     opq_ref back[] = {matrix(r, dtype, steps * batch, hidden), x[0], past,
                       matrix(r, dtype, steps * batch, hidden), h,    w};
-    random_keep(r, chance(r, 50) ? direction(r, OPQ_OP_gru_backward_hidden, back, reverse) : -1);
-    random_keep(r, chance(r, 50) ? direction(r, OPQ_OP_gru_backward_state, back, reverse) : -1);
-    return direction(r, OPQ_OP_gru_backward, back, reverse);
+    random_keep(r, chance(r, 50) ? direction(r, OPQ_OP_gru_backward_hidden, back, rule) : -1);
+    random_keep(r, chance(r, 50) ? direction(r, OPQ_OP_gru_backward_state, back, rule) : -1);
+    return direction(r, OPQ_OP_gru_backward, back, rule);
 }
 
 opq_ref random_recurrent(random_graph *r, opq_ref x)

@@ -376,7 +376,7 @@ static opq_ref product(random_graph *r, opq_ref x, bool turn_a)
     opq_attr attrs[] = {{.key = OPQ_ATTR_transpose_a, .i = turn_a},
                         {.key = OPQ_ATTR_transpose_b, .i = turn_b},
                         {.key = OPQ_ATTR_pairs, .i = chance(r, 50) ? 1 : 16}};
-    int attr_count = type.dtype == OPQ_bf16 && chance(r, 70) ? 3 : 2;
+    int attr_count = chance(r, type.dtype == OPQ_bf16 ? 70 : type.dtype == OPQ_f32 ? 10 : 0) ? 3 : 2;
     r->rounds =
         type.dtype == OPQ_bf16 && r->graph->output_count == 0; /* one is read where it was rounded, not on its tile */
     opq_ref made = random_op(r, OPQ_OP_matmul, (opq_ref[]){x, y}, 2, attrs, attr_count);

@@ -65,6 +65,7 @@ def test_what_goes_by_pairs(pairs):
     assert "{pairs=1, transpose_b=1}" in text(F.linear(x, half(48, 64).to(D)))
     assert "pairs=1" in text(half(3, 32, 64).to(D) @ w)
     assert "pairs=1" in text(F.conv2d(half(2, 16, 20, 20).to(D), half(16, 16, 3, 3).to(D)))
+    assert text(F.scaled_dot_product_attention(*half(3, 1, 1, 64, 64).to(D))).count("pairs=1") == 2
     for other in (
         x[:1] @ w,  # a row
         x @ w[:, :1],  # a column
@@ -72,7 +73,7 @@ def test_what_goes_by_pairs(pairs):
         half(2, 32, 64).to(D) @ half(2, 64, 48).to(D),  # several right matrices
         x.float() @ w.float(),
         x.half() @ w.half(),
-        F.scaled_dot_product_attention(*half(3, 1, 1, 64, 64).to(D)),
+        F.scaled_dot_product_attention(*half(3, 1, 1, 16, 64).to(D)),
         F.conv2d(half(2, 16, 20, 20).to(D), half(16, 1, 3, 3).to(D), groups=16),
     ):
         assert "pairs" not in text(other)
@@ -220,3 +221,28 @@ def test_convolutions(rule, name, last):
     xd, wd = x.to(D), w.to(D)
     results = [function(xd, wd, **options).cpu() for _ in range(3)]  # with packed copies
     assert all(torch.equal(r, got[0]) for r in results)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_recurrent_layers(rule, kind):
+    """Products of inputs and those of each step, and their gradients'."""
+    torch.manual_seed(0)
+    theirs = kind(40, 48, num_layers=2, bidirectional=True).double()
+    with torch.no_grad():
+        for p in theirs.parameters():
+            p.copy_(p.bfloat16().double())
+    ours = kind(40, 48, num_layers=2, bidirectional=True).bfloat16().to(D)
+    ours.load_state_dict(theirs.state_dict())
+    x = half(7, 20, 40)
+
+    def run(layer, x):
+        x = x.detach().requires_grad_()
+        y = layer(x)[0]
+        grads = torch.autograd.grad(y, (x, *layer.parameters()), torch.ones_like(y))
+        return [t.detach().cpu() for t in (y, *grads)]
+
+    want, got = run(theirs, x.double()), run(ours, x.to(D))
+    for a, b in zip(want, got, strict=True):
+        assert (b.double() - a).abs().max() / a.abs().max() < 0.05
+    assert ("pairs" in text(ours(x.to(D))[0])) == (rule != "chain")
+    assert all(torch.equal(a, b) for a, b in zip(got, run(ours, x.to(D)), strict=True))

@@ -519,7 +519,8 @@ static const opq_dtype dtypes[][3] = {
     {OPQ_f32, OPQ_f32, OPQ_f32}, {OPQ_f64, OPQ_f64, OPQ_f64},  {OPQ_f32, OPQ_bf16, OPQ_bf16},
     {OPQ_f32, OPQ_f16, OPQ_f16}, {OPQ_f32, OPQ_f32, OPQ_bf16}, {OPQ_f32, OPQ_f16, OPQ_f32},
     {OPQ_f64, OPQ_f32, OPQ_f64}, {OPQ_f32, OPQ_f32, OPQ_i8},   {OPQ_f32, OPQ_i8, OPQ_bf16},
-    {OPQ_i32, OPQ_i8, OPQ_i8},   {OPQ_f32, OPQ_bf16, OPQ_i8},
+    {OPQ_i32, OPQ_i8, OPQ_i8},   {OPQ_f32, OPQ_bf16, OPQ_i8},   {OPQ_f32, OPQ_f32, OPQ_bf16}, /* by pairs: f32 is rounded */
+    {OPQ_f32, OPQ_f32, OPQ_f32},
 };
 
 static void check_shapes(int which)
@@ -570,11 +571,14 @@ static void test_pairs(void **state)
         {2, 300, 60, 100, ROWS, BROADCAST, OPQ_f32, OPQ_bf16, OPQ_bf16},
         {1, 9, 300, 6001, ROWS, PADDED_PLACES, OPQ_f32, OPQ_bf16, OPQ_bf16},
         {1, 1024, 40, 37, COLUMNS, ROWS, OPQ_f32, OPQ_bf16, OPQ_bf16},
+        {1, 150, 300, 2201, ROWS, COLUMNS, OPQ_f32, OPQ_f32, OPQ_bf16},
+        {1, 150, 131, 2200, COLUMNS, ROWS, OPQ_f32, OPQ_f32, OPQ_f32},
     };
     for (int w = 0; w < WAYS; w++) {
         set_way(w);
         for (pairs = 1; pairs <= 16; pairs += 15) {
             check_shapes(2);
+            check_shapes(w % 2 ? 11 : 12);
             check_all(large, sizeof large / sizeof *large);
         }
     }
@@ -730,10 +734,11 @@ static void test_beside(void **state)
 }
 
 /* Any bits: denormals, infinities, sums that are too small for a normal number, and NaN, whose payload is not covered. */
-static void check_any_bits(int rule)
+static void check_any_bits(int rule, bool numbers)
 {
     enum { M = 23, N = 70, K = 43 };
     static uint16_t a[M * K], b[K * N];
+    static float wide[M * K];
     static float expect[M * N], c[M * N];
     opq_gemm_call call = {.dtype = OPQ_f32, .pairs = rule, .batch = 1, .m = M, .n = N, .c = c, .c_row_stride = N};
     call.a = (opq_matrix){.data = a, .row_stride = K, .column_stride = 1, .dtype = OPQ_bf16};
@@ -749,6 +754,12 @@ static void check_any_bits(int rule)
                 a[i] = bits;
             else
                 b[i - M * K] = bits;
+            if (i < M * K)
+                wide[i] = opq_f32_of_bits((uint32_t)bits << 16 | (seed >> 3 & 0xffff));
+        }
+        if (numbers) { /* rounded, denormals as they are */
+            call.a.data = wide;
+            call.a.dtype = OPQ_f32;
         }
         call.k = 1 + turn % K;
         reference(&call, (char *)expect);
@@ -764,8 +775,10 @@ static void test_pairs_of_any_bits(void **state)
     (void)state;
     for (int w = 0; w < WAYS; w++) {
         set_way(w);
-        check_any_bits(1);
-        check_any_bits(16);
+        for (int numbers = 0; numbers < 2; numbers++) {
+            check_any_bits(1, numbers);
+            check_any_bits(16, numbers);
+        }
     }
     set_way(0);
 }
@@ -835,8 +848,10 @@ static void test_invalid(void **state)
     assert_int_equal(opq_gemm_run(gemm, &call), OPQ_INVALID);
     assert_int_equal(opq_gemm_run_beside(gemm, &call, 1), OPQ_INVALID);
     call.m = 1;
-    call.pairs = 1; /* of f32 */
+    call.pairs = 1; /* of f16 */
+    call.b.dtype = OPQ_f16;
     assert_int_equal(opq_gemm_run(gemm, &call), OPQ_INVALID);
+    call.b = one;
     call.pairs = 0;
     call.dtype = OPQ_bf16;
     assert_int_equal(opq_gemm_run(gemm, &call), OPQ_INVALID);
