@@ -187,8 +187,11 @@ static bool goes_by_pairs(const opq_type *a, const opq_type *b, bool transpose_a
         return false;
     int64_t m = a->size[a->rank - (transpose_a ? 1 : 2)], k = a->size[a->rank - (transpose_a ? 2 : 1)];
     int64_t n = b->size[b->rank - (transpose_b ? 2 : 1)], of_a = opq_type_count(a), of_b = opq_type_count(b);
-    if (a->dtype != OPQ_bf16 || b->dtype != OPQ_bf16)
-        return rounded && m > 1 && n > 1 && (double)m * (double)n * (double)k >= OPQ_PAIRS_WORK;
+    bool halves = a->dtype == OPQ_bf16 && b->dtype == OPQ_bf16;
+    if (!halves && !rounded)
+        return false;
+    if (m > 1 && n > 1 && (double)m * (double)n * (double)k >= OPQ_PAIRS_WORK)
+        return true;
     if (of_b == k * n)
         return n > 1 && k > 0 && of_a / k > 1 && (double)of_a * (double)n >= OPQ_PAIRS_WORK;
     return n > 1 && m > 1 && of_a == m * k && (double)m * (double)of_b >= OPQ_PAIRS_WORK;

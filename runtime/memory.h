@@ -48,7 +48,7 @@ opq_status opq_buffer_part(opq_buffer *buffer, int64_t first, int64_t bytes, opq
 /* OPQ_NO_MEMORY if the machine or its control group cannot hold `bytes` more: malloc would succeed and the kernel kill us later. */
 opq_status opq_pool_check(opq_pool *pool, int64_t bytes) OPQ_MUST_CHECK;
 void opq_pool_trim(opq_pool *pool); /* drops packed copies and returns free blocks to the system */
-/* After a run that took so long: makes small pages huge for a tenth of that; the next one may pack. */
+/* After a run that took so long: makes small pages huge for half of that; the next one may pack. */
 void opq_pool_tend(opq_pool *pool, double seconds);
 void opq_pool_lock(opq_pool *pool); /* also that of the packed copies; around a fork */
 void opq_pool_unlock(opq_pool *pool);

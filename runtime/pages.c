@@ -17,14 +17,14 @@ static void learn(_Atomic(double) *seconds, double sample)
     *seconds = old > 0 ? (old + sample) / 2 : sample;
 }
 
-size_t opq_pages_choose_small(const opq_pages *pages, size_t bytes)
+size_t opq_pages_choose_small(const opq_pages *pages, size_t bytes, double worth)
 {
     enum { EXPLORE = 16 };
     double of_small = pages->touch[0], of_huge = pages->touch[1];
     if (of_small == 0 || of_huge == 0)
         return of_small == 0 ? bytes : 0;
     size_t others = pages->mapped % EXPLORE == 0 ? OPQ_HUGE_PAGE : 0;
-    return of_small < of_huge ? bytes - others : others;
+    return of_small * worth < of_huge ? bytes - others : others;
 }
 
 static void touch_first(opq_pages *pages, char *data, bool huge)
@@ -35,7 +35,7 @@ static void touch_first(opq_pages *pages, char *data, bool huge)
     learn(&pages->touch[huge], opq_now() - start);
 }
 
-void *opq_pages_map(opq_pages *pages, size_t bytes, bool small, size_t *out_small)
+void *opq_pages_map(opq_pages *pages, size_t bytes, double worth, size_t *out_small)
 {
     char *base =
         mmap(NULL, bytes + OPQ_HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -46,7 +46,7 @@ void *opq_pages_map(opq_pages *pages, size_t bytes, bool small, size_t *out_smal
         munmap(base, (size_t)(aligned - base));
     munmap(aligned + bytes, (size_t)(base + OPQ_HUGE_PAGE - aligned));
     bool can_collapse = madvise(aligned, 0, MADV_COLLAPSE) == 0; /* of nothing: does the system know it? */
-    *out_small = small && can_collapse ? opq_pages_choose_small(pages, bytes) : 0;
+    *out_small = worth > 0 && can_collapse ? opq_pages_choose_small(pages, bytes, worth) : 0;
     size_t huge = bytes - *out_small;
     if (huge > 0) {
         madvise(aligned, huge, MADV_HUGEPAGE);

@@ -20,11 +20,12 @@ typedef struct opq_pages {
     atomic_int mapped;
 } opq_pages;
 
-/* bytes: of whole huge pages. small: in small pages if they cost less; so many bytes at the end are. NULL: the system has no memory. */
-void *opq_pages_map(opq_pages *pages, size_t bytes, bool small, size_t *out_small);
+/* bytes: of whole huge pages, which may cost `worth` times what small ones do, or anything if it is 0; else so many bytes at the end are small ones.
+ * NULL: the system has no memory. */
+void *opq_pages_map(opq_pages *pages, size_t bytes, double worth, size_t *out_small);
 void opq_pages_unmap(void *data, size_t bytes);
-/* So many bytes at the end of the next block are to be small pages: none unless these cost less, and now and then 2 MiB are of the others, to know. */
-size_t opq_pages_choose_small(const opq_pages *pages, size_t bytes);
+/* So many bytes at the end of the next block are to be small pages: none if huge ones are worth it, and now and then 2 MiB are of the others, to know. */
+size_t opq_pages_choose_small(const opq_pages *pages, size_t bytes, double worth);
 /* Makes the piece of 2 MiB at `data` a huge page, if the system can. Others may use it meanwhile. Returns seconds. */
 double opq_pages_collapse(opq_pages *pages, void *data);
 

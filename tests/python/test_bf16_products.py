@@ -56,7 +56,7 @@ def summed_by_pairs(a, b, rule):
             total = total + (
                 chain(zero, range(k, k + 32, 2)) + chain(zero, range(k + 1, k + 32, 2))
             )
-    return torch.from_numpy(total).to(torch.bfloat16)
+    return torch.from_numpy(total)
 
 
 def test_what_goes_by_pairs(pairs):
@@ -64,13 +64,14 @@ def test_what_goes_by_pairs(pairs):
     assert "{pairs=1}" in text(x @ w)
     assert "{pairs=1, transpose_b=1}" in text(F.linear(x, half(48, 64).to(D)))
     assert "pairs=1" in text(half(3, 32, 64).to(D) @ w)
+    assert "pairs=1" in text(half(2, 32, 64).to(D) @ half(2, 64, 48).to(D))
     assert "pairs=1" in text(F.conv2d(half(2, 16, 20, 20).to(D), half(16, 16, 3, 3).to(D)))
     assert text(F.scaled_dot_product_attention(*half(3, 1, 1, 64, 64).to(D))).count("pairs=1") == 2
     for other in (
         x[:1] @ w,  # a row
         x @ w[:, :1],  # a column
         x[:8] @ w[:, :16],  # a small one
-        half(2, 32, 64).to(D) @ half(2, 64, 48).to(D),  # several right matrices
+        half(8, 16, 64).to(D) @ half(8, 64, 16).to(D),  # several small ones
         x.float() @ w.float(),
         x.half() @ w.half(),
         F.scaled_dot_product_attention(*half(3, 1, 1, 16, 64).to(D)),
@@ -102,7 +103,7 @@ def test_layouts_and_neighbours_change_no_bits(rule, m, k, n):
     xd, wd = x.to(D), w.to(D)
     want = (xd @ wd).cpu()
     if rule != "chain":
-        assert (want == summed_by_pairs(x, w, rule)).float().mean() > 0.999
+        assert (want == summed_by_pairs(x, w, rule).bfloat16()).float().mean() > 0.999
     turned = x.t().contiguous().to(D).t(), w.t().contiguous().to(D).t()
     apart = torch.stack([x, x], 2).to(D)[..., 0], torch.stack([w, w], 2).to(D)[..., 1]
     for a, b in (turned, (xd, turned[1]), (turned[0], wd), apart, (xd * 1, wd * 1)):
@@ -116,6 +117,28 @@ def test_layouts_and_neighbours_change_no_bits(rule, m, k, n):
     assert torch.equal(twice[:m], want) and torch.equal(twice[m:], want)
 
 
+def test_f32_that_may_be_rounded(rule):
+    """torch.set_float32_matmul_precision("medium"), as on a CPU: products of f32 of what is rounded to bf16, with f32 sums."""
+    x, w = torch.randn(33, 70), torch.randn(70, 65)
+    exact = (x.to(D) @ w.to(D)).cpu()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        y = x.to(D) @ w.to(D)
+        assert ("pairs=" in text(y)) == (rule != "chain")
+        got, small = y.cpu(), x[:8, :8].to(D) @ w[:8, :8].to(D)
+        assert got.dtype == torch.float32 and "pairs" not in text(small)
+        with torch_opaque.unfused():
+            assert torch.equal((x.to(D) @ w.to(D)).cpu(), got)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    if rule == "chain":
+        assert torch.equal(got, exact)
+    else:
+        want = summed_by_pairs(x.bfloat16(), w.bfloat16(), rule)
+        assert (got == want).float().mean() > 0.999 and not torch.equal(got, exact)
+    assert torch.equal((x.to(D) @ w.to(D)).cpu(), exact)
+
+
 def test_rows_of_merged_heads(rule):
     """The left operand lies at no one stride."""
     x, w = half(2, 40, 4, 16), half(64, 48)
@@ -123,6 +146,15 @@ def test_rows_of_merged_heads(rule):
     with torch.no_grad():
         got = merged.permute(0, 2, 1, 3).reshape(80, 64) @ w.to(D)
     assert torch.equal(got.cpu(), (x.reshape(80, 64).to(D) @ w.to(D)).cpu())
+
+
+def test_batches(rule):
+    """Each matrix gives what it gives alone, whichever operand is shared."""
+    x, w = half(3, 40, 64).to(D), half(3, 64, 48).to(D)
+    for a, b in ((x, w), (x, w[:1]), (x[:1], w), (x, w.mT.contiguous().mT)):
+        got = (a @ b).cpu()
+        for i in range(3):
+            assert torch.equal(got[i], (a[min(i, len(a) - 1)] @ b[min(i, len(b) - 1)]).cpu())
 
 
 def special(m, k):

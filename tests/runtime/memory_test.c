@@ -252,17 +252,21 @@ static void test_pages_that_cost_least(void **state)
     (void)state;
     opq_pages pages = {0};
     const size_t piece = OPQ_HUGE_PAGE;
-    assert_int_equal(opq_pages_choose_small(&pages, 3 * piece), 3 * piece); /* to know what they cost */
+    assert_int_equal(opq_pages_choose_small(&pages, 3 * piece, 1), 3 * piece); /* to know what they cost */
     pages.touch[0] = 2e-3;
-    assert_int_equal(opq_pages_choose_small(&pages, 3 * piece), 0);
+    assert_int_equal(opq_pages_choose_small(&pages, 3 * piece, 1), 0);
     pages.touch[1] = 5e-3;
     size_t small = 0;
     for (pages.mapped = 0; pages.mapped < 160; pages.mapped++)
-        small += opq_pages_choose_small(&pages, 3 * piece);
+        small += opq_pages_choose_small(&pages, 3 * piece, 1);
     assert_int_equal(small, (3 * 160 - 10) * piece);
+    pages.mapped = 1;
+    assert_int_equal(opq_pages_choose_small(&pages, 3 * piece, 2), 3 * piece);
+    assert_int_equal(opq_pages_choose_small(&pages, 3 * piece, 3), 0); /* worth it */
+    pages.mapped = 160;
     pages.touch[1] = 1e-3;
     for (pages.mapped = 0; pages.mapped < 160; pages.mapped++)
-        small -= opq_pages_choose_small(&pages, 3 * piece);
+        small -= opq_pages_choose_small(&pages, 3 * piece, 1);
     assert_int_equal(small, (3 * 160 - 20) * piece);
 }
 
