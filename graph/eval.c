@@ -14,7 +14,6 @@
 
 /* ---- the expanded copy */
 
-
 /* For `node`. */
 static opq_status cast_to(opq_graph *graph, opq_dtype dtype, const opq_node *node, opq_ref *ref)
 {

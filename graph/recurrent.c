@@ -117,7 +117,7 @@ typedef struct walk {
     opq_op op;
     int gates;
     int64_t steps, batch, hidden;
-    int64_t pairs; /* the rule of its products */
+    int64_t pairs;        /* the rule of its products */
     bool reverse, recurs; /* recurs: a step's product is made here */
 } walk;
 

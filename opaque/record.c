@@ -203,8 +203,8 @@ int opq_products_pairs(const opq_ctx *ctx, const opq_type *a, const opq_type *b,
     return goes_by_pairs(a, b, transpose_a, transpose_b, rounded) ? pairs_wanted(ctx) : 0;
 }
 
-opq_status opq_record_product(opq_ctx *ctx, opq_value *a, opq_value *b, bool transpose_a, bool transpose_b, bool rounded,
-                              opq_value **out_value)
+opq_status opq_record_product(opq_ctx *ctx, opq_value *a, opq_value *b, bool transpose_a, bool transpose_b,
+                              bool rounded, opq_value **out_value)
 {
     opq_attr attrs[3];
     int count = 0, pairs = opq_products_pairs(ctx, &a->type, &b->type, transpose_a, transpose_b, rounded);

@@ -55,8 +55,8 @@ opq_status opq_record(opq_ctx *ctx, opq_op op, opq_value *const *operands, int a
                       int attr_count, opq_value **out_value) OPQ_MUST_CHECK;
 /* The matmul of two matrices, or batches of them, each perhaps transposed, with the rule by which it is summed: see opq_products. `rounded`: operands
  * of f32 are of a computation in bf16, and may be rounded to that. */
-opq_status opq_record_product(opq_ctx *ctx, opq_value *a, opq_value *b, bool transpose_a, bool transpose_b, bool rounded,
-                              opq_value **out_value) OPQ_MUST_CHECK;
+opq_status opq_record_product(opq_ctx *ctx, opq_value *a, opq_value *b, bool transpose_a, bool transpose_b,
+                              bool rounded, opq_value **out_value) OPQ_MUST_CHECK;
 /* Rules of products of bf16, and of `rounded` ones, of more than one row and column and at least OPQ_PAIRS_WORK multiply-adds, in each matrix or, of those
  * of bf16, in all that have one right or one left matrix: pairs or pairs16, if so set or, left to the core (auto), if the processor has an instruction
  * for them. All others are chains. Of what is recorded from now on. */

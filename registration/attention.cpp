@@ -198,9 +198,9 @@ Gradients attention_backward(const Tensor &grad_out, const Tensor &query, const 
                              const Tensor &, const Tensor &, std::optional<double> scale)
 {
     note_line();
-    auto [q, k, v, mask] = attention_backward_f32(wide(grad_out), wide(query), wide(key), wide(value), wide(bias),
-                                                  wanted, wide(out), total, causal, scale,
-                                                  query.scalar_type() == at::kBFloat16);
+    auto [q, k, v, mask] =
+        attention_backward_f32(wide(grad_out), wide(query), wide(key), wide(value), wide(bias), wanted, wide(out),
+                               total, causal, scale, query.scalar_type() == at::kBFloat16);
     const auto narrow = [](Tensor &gradient, const Tensor &of) {
         gradient = gradient.defined() ? gradient.to(of.scalar_type()) : gradient;
     };

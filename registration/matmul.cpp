@@ -48,8 +48,8 @@ Matrix matrix(const Call &call, const Tensor &tensor) { return matrix(call.name(
 // torch.set_float32_matmul_precision("medium"): products of f32 may be of what is rounded to bf16.
 bool may_round(const Value &a)
 {
-    return a.dtype() == OPQ_f32 && at::globalContext().float32Precision(at::Float32Backend::MKLDNN, at::Float32Op::MATMUL) ==
-                                       at::Float32Precision::BF16;
+    return a.dtype() == OPQ_f32 && at::globalContext().float32Precision(
+                                       at::Float32Backend::MKLDNN, at::Float32Op::MATMUL) == at::Float32Precision::BF16;
 }
 
 Value summed_product(const Matrix &a, const Matrix &b)

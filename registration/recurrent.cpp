@@ -120,7 +120,10 @@ Value last_of(const Steps &s, const Value &some)
 // A row of the direction (graph/recurrent.c), its products by the rule that those of the hidden states have.
 Value record_steps(const Parts &p, opq_op row, Operands operands)
 {
-    const opq_type state = read(p.h).type(), weight = read(p.w_hidden).type();
+    const auto type_of = [](const Tensor &matrix) {
+        return opq_type_make(core_dtype(matrix.scalar_type()), 2, matrix.sizes().data());
+    };
+    const opq_type state = type_of(p.h), weight = type_of(p.w_hidden);
     std::vector<opq_attr> attrs;
     if (const int pairs = opq_products_pairs(context(), &state, &weight, false, true, false))
         attrs.push_back(attr_int(OPQ_ATTR_pairs, pairs));

@@ -17,7 +17,8 @@ bool gemm_is_small(const struct opq_cpu *cpu, const opq_gemm_call *call)
     int64_t lanes = lanes_of(cpu, call->dtype), most = OPQ_GEMM_VECTORS_MAX * lanes;
     bool whole = call->n == lanes || (call->n <= most && call->n % (OPQ_GEMM_PANEL_VECTORS * lanes) == 0);
     opq_dtype dtype = gemm_as_it_lies(call);
-    return whole && !call->packed_a && !call->packed_b && gemm_in_rows(&call->a, dtype) && gemm_in_rows(&call->b, dtype) && call->k <= t->small_k && gemm_work(call) <= (double)t->small_work &&
+    return whole && !call->packed_a && !call->packed_b && gemm_in_rows(&call->a, dtype) &&
+           gemm_in_rows(&call->b, dtype) && call->k <= t->small_k && gemm_work(call) <= (double)t->small_work &&
            (!call->tile || call->m * call->n * opq_dtype_bytes(call->dtype) <= TILE_BYTES);
 }
 

@@ -22,8 +22,9 @@ bool gemm_is_tiny(const opq_gemm_call *call)
 {
     double elements = (double)call->batch * (double)call->m * (double)call->n;
     opq_dtype dtype = gemm_as_it_lies(call);
-    return gemm_work(call) <= TINY_WORK && elements <= TINY_WORK && call->a.dtype == dtype && call->b.dtype == dtype && !call->packed_a && !call->packed_b && !gemm_has_tables(&call->a) &&
-           !gemm_has_tables(&call->b) && (!call->tile || (call->m <= TILE_ROWS && call->n <= TILE_COLUMNS));
+    return gemm_work(call) <= TINY_WORK && elements <= TINY_WORK && call->a.dtype == dtype && call->b.dtype == dtype &&
+           !call->packed_a && !call->packed_b && !gemm_has_tables(&call->a) && !gemm_has_tables(&call->b) &&
+           (!call->tile || (call->m <= TILE_ROWS && call->n <= TILE_COLUMNS));
 }
 
 /* c^T = b^T a^T: the same sums. */

@@ -49,7 +49,8 @@ opq_matrix gemm_transposed(const opq_matrix *m)
 bool gemm_is_turned(const opq_gemm_call *call)
 {
     bool can = !call->accumulate && !call->packed_a && !call->packed_b;
-    return call->turned || (can && ((call->n == 1 && call->m > 1) || gemm_is_window(gemm_as_it_lies(call), &call->b, call->m)));
+    return call->turned ||
+           (can && ((call->n == 1 && call->m > 1) || gemm_is_window(gemm_as_it_lies(call), &call->b, call->m)));
 }
 
 opq_status gemm_run_turned(opq_gemm *gemm, const struct opq_cpu *cpu, const opq_gemm_call *call)

@@ -79,12 +79,7 @@ static void count_reserved(opq_pool *pool, size_t bytes, int way)
 
 /* ---- blocks of the system */
 
-enum use {
-    USE_value,
-    USE_run,
-    USE_packed,
-    USES
-};
+enum use { USE_value, USE_run, USE_packed, USES };
 
 /* What huge pages may cost, in times of what small ones do. A packed copy is read from end to end by every run: 2 MiB of it in small pages cost a virtual
  * machine .8 ms more each time, where huge ones took 1.3 ms more at the first touch (weights of GPT-2 on Emerald Rapids; the host of another one took 5 more). */

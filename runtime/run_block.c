@@ -25,7 +25,8 @@ typedef struct block_run {
     opq_tiles tiles[OPQ_BLOCK_SECOND_MAX];
     void *buffers[OPQ_BUFFER_MAX]; /* of the rows */
     opq_number scalars[OPQ_SCALAR_MAX];
-    int64_t matrix_rows, blocks, rows;      /* rows of a matrix that all products have; blocks of a matrix, rows of a block but the last */
+    int64_t matrix_rows, blocks,
+        rows; /* rows of a matrix that all products have; blocks of a matrix, rows of a block but the last */
     opq_buffer *kept[OPQ_BLOCK_MATRIX_MAX]; /* packed copies of right operands that stay with their buffers, or NULL; references */
     bool serial, causal;
     atomic_int status;
@@ -90,7 +91,8 @@ ISA static inline __m256i load(const void *x, opq_dtype dtype)
     if (dtype == OPQ_f32)
         return _mm256_loadu_si256(x);
     __m128i half = _mm_loadu_si128(x);
-    return dtype == OPQ_f16 ? _mm256_castps_si256(_mm256_cvtph_ps(half)) : _mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16);
+    return dtype == OPQ_f16 ? _mm256_castps_si256(_mm256_cvtph_ps(half))
+                            : _mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16);
 }
 
 /* Of elements side by side, in the order of the magnitudes. */
@@ -122,7 +124,8 @@ static float largest_of(const opq_matrix *x, int64_t rows, int64_t columns)
     int32_t found = known && !x->rows && !x->columns ? 0 : infinity;
     float largest;
     for (int64_t i = 0; i < lines * runs && found < infinity; i++) {
-        const char *run = (const char *)x->data + (i / runs * line_stride + i % runs * stride) * opq_dtype_bytes(x->dtype);
+        const char *run =
+            (const char *)x->data + (i / runs * line_stride + i % runs * stride) * opq_dtype_bytes(x->dtype);
         int32_t bits = largest_bits(run, x->dtype, length / runs);
         found = bits > found ? bits : found;
     }

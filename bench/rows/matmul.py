@@ -53,6 +53,13 @@ for _m, _k, _n in ((128, 768, 3072), (512, 512, 512), (8, 768, 768)):
     )
 
 
+@row(jax=lambda jax, weights, x, y: x @ y)
+def bmm_bf16_12x512x64x512():
+    return torch.matmul, [
+        torch.randn(12, *size, dtype=torch.bfloat16) for size in ((512, 64), (64, 512))
+    ]
+
+
 def linear_jax(weights, name, x):
     return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
 

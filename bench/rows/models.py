@@ -319,6 +319,11 @@ def lstm_2x512_of_50():
     return Lstm(512, 512, 2), (torch.randn(50, 1, 512),)
 
 
+@row()
+def lstm_bf16_512_of_50x16():
+    return Lstm(512, 512).bfloat16(), (torch.randn(50, 16, 512, dtype=torch.bfloat16),)
+
+
 # ---- training
 
 

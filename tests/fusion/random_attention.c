@@ -93,7 +93,8 @@ opq_ref random_attention(random_graph *r, opq_ref q)
     r->attention_pairs = chance(r, 30) ? (chance(r, 50) ? 1 : 16) : 0;
     r->attention_half = halves[random_below(r, 4)];
     q = perhaps_half(r, q);
-    opq_ref k = perhaps_half(r, with_size(r, &type, columns, depth)), v = perhaps_half(r, with_size(r, &type, columns, width));
+    opq_ref k = perhaps_half(r, with_size(r, &type, columns, depth)),
+            v = perhaps_half(r, with_size(r, &type, columns, width));
     opq_ref scores = product(r, q, k, false, true);
     if (chance(r, 20))
         return of_elements(r, scores, &type, rows);
@@ -104,7 +105,8 @@ opq_ref random_attention(random_graph *r, opq_ref q)
     if (out < 0 || chance(r, 40))
         return out;
     random_keep(r, out);
-    opq_ref grad = perhaps_half(r, with_size(r, &type, rows, width)), total = chance(r, 50) ? with_size(r, &type, rows, 1) : largest;
+    opq_ref grad = perhaps_half(r, with_size(r, &type, rows, width)),
+            total = chance(r, 50) ? with_size(r, &type, rows, 1) : largest;
     weights = random_op(r, OPQ_OP_exp, (opq_ref[]){binary(r, OPQ_OP_sub, scores, total)}, 1, NULL, 0);
     opq_ref mean = over_columns(r, OPQ_OP_sum, binary(r, OPQ_OP_mul, grad, out));
     opq_ref slope = binary(r, OPQ_OP_mul, weights, binary(r, OPQ_OP_sub, product(r, grad, v, false, true), mean));

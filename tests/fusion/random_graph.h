@@ -22,10 +22,10 @@ typedef struct random_graph {
     int input_count;
     opq_ref refs[RANDOM_REFS]; /* values to go on from */
     int count;
-    bool rounds;  /* a product of bf16 may be drawn */
+    bool rounds;              /* a product of bf16 may be drawn */
     int attention_pairs;      /* the rule of the products of one attention */
     opq_dtype attention_half; /* what its operands may be widened from, or f32 */
-    bool special; /* inputs hold NaN, infinities and signed zeros */
+    bool special;             /* inputs hold NaN, infinities and signed zeros */
 } random_graph;
 
 /* Above this seed: of views of views, above paddings, and what reads them. */

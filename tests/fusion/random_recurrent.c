@@ -30,7 +30,10 @@ static opq_ref direction(random_graph *r, opq_op op, const opq_ref *operands, co
 
 static opq_ref lstm(random_graph *r, opq_dtype dtype, int64_t steps, int64_t batch, int64_t hidden, int64_t k)
 {
-    opq_attr rule[] = {{.key = OPQ_ATTR_pairs, .i = chance(r, 70) ? 0 : chance(r, 50) ? 1 : 16},
+    opq_attr rule[] = {{.key = OPQ_ATTR_pairs,
+                        .i = chance(r, 70)   ? 0
+                             : chance(r, 50) ? 1
+                                             : 16},
                        {.key = OPQ_ATTR_reverse, .i = chance(r, 30)}};
     opq_ref c = matrix(r, dtype, batch, hidden), w = matrix(r, dtype, 4 * hidden, k);
     opq_ref x[] = {matrix(r, dtype, steps * batch, 4 * hidden), matrix(r, dtype, batch, k), c, w};
@@ -47,7 +50,10 @@ static opq_ref lstm(random_graph *r, opq_dtype dtype, int64_t steps, int64_t bat
 
 static opq_ref gru(random_graph *r, opq_dtype dtype, int64_t steps, int64_t batch, int64_t hidden, int64_t k)
 {
-    opq_attr rule[] = {{.key = OPQ_ATTR_pairs, .i = chance(r, 70) ? 0 : chance(r, 50) ? 1 : 16},
+    opq_attr rule[] = {{.key = OPQ_ATTR_pairs,
+                        .i = chance(r, 70)   ? 0
+                             : chance(r, 50) ? 1
+                                             : 16},
                        {.key = OPQ_ATTR_reverse, .i = chance(r, 30)}};
     opq_ref h = matrix(r, dtype, batch, hidden), w = matrix(r, dtype, 3 * hidden, k);
     opq_ref x[] = {matrix(r, dtype, steps * batch, 3 * hidden), h, w, matrix(r, dtype, k ? 1 : batch, 3 * hidden)};

@@ -299,14 +299,17 @@ static const struct {
     {"matmul", "i8[3,4] f16[4,5]", "f16[3,5]"},
     {"matmul", "i8[3,4] i8[4,5]", "i32[3,5]"},
     {"matmul", "bf16[3,4] i8[4,5] {pairs=1}", "bf16[3,5]"},
-    {"matmul", "i8[3,4] i8[4,5] {pairs=1}", "error: matmul: pairs are of bf16 operands, or of f32 ones that are rounded to bf16"},
+    {"matmul", "i8[3,4] i8[4,5] {pairs=1}",
+     "error: matmul: pairs are of bf16 operands, or of f32 ones that are rounded to bf16"},
     {"matmul", "bf16[3,4] bf16[5,4] {pairs=1, transpose_b=1}", "bf16[3,5]"},
     {"matmul", "bf16[3,4] i8[4,5] {pairs=16}", "bf16[3,5]"},
     {"matmul", "bf16[3,4] bf16[4,5] {pairs=2}", "error: matmul: pairs must be 0, 1 or 16"},
     {"matmul", "f32[3,4] f32[4,5] {pairs=1}", "f32[3,5]"},
     {"matmul", "bf16[3,4] f32[4,5] {pairs=1}", "f32[3,5]"},
-    {"matmul", "f16[3,4] f32[4,5] {pairs=1}", "error: matmul: pairs are of bf16 operands, or of f32 ones that are rounded to bf16"},
-    {"matmul", "f16[3,4] f16[4,5] {pairs=1}", "error: matmul: pairs are of bf16 operands, or of f32 ones that are rounded to bf16"},
+    {"matmul", "f16[3,4] f32[4,5] {pairs=1}",
+     "error: matmul: pairs are of bf16 operands, or of f32 ones that are rounded to bf16"},
+    {"matmul", "f16[3,4] f16[4,5] {pairs=1}",
+     "error: matmul: pairs are of bf16 operands, or of f32 ones that are rounded to bf16"},
 };
 
 /* Writes the type, or "error: " and the message, as the table spells them. */

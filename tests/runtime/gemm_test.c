@@ -516,10 +516,12 @@ static const int64_t shapes[][4] = {
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
 static const opq_dtype dtypes[][3] = {
-    {OPQ_f32, OPQ_f32, OPQ_f32}, {OPQ_f64, OPQ_f64, OPQ_f64},  {OPQ_f32, OPQ_bf16, OPQ_bf16},
-    {OPQ_f32, OPQ_f16, OPQ_f16}, {OPQ_f32, OPQ_f32, OPQ_bf16}, {OPQ_f32, OPQ_f16, OPQ_f32},
-    {OPQ_f64, OPQ_f32, OPQ_f64}, {OPQ_f32, OPQ_f32, OPQ_i8},   {OPQ_f32, OPQ_i8, OPQ_bf16},
-    {OPQ_i32, OPQ_i8, OPQ_i8},   {OPQ_f32, OPQ_bf16, OPQ_i8},   {OPQ_f32, OPQ_f32, OPQ_bf16}, /* by pairs: f32 is rounded */
+    {OPQ_f32, OPQ_f32, OPQ_f32},   {OPQ_f64, OPQ_f64, OPQ_f64},
+    {OPQ_f32, OPQ_bf16, OPQ_bf16}, {OPQ_f32, OPQ_f16, OPQ_f16},
+    {OPQ_f32, OPQ_f32, OPQ_bf16},  {OPQ_f32, OPQ_f16, OPQ_f32},
+    {OPQ_f64, OPQ_f32, OPQ_f64},   {OPQ_f32, OPQ_f32, OPQ_i8},
+    {OPQ_f32, OPQ_i8, OPQ_bf16},   {OPQ_i32, OPQ_i8, OPQ_i8},
+    {OPQ_f32, OPQ_bf16, OPQ_i8},   {OPQ_f32, OPQ_f32, OPQ_bf16}, /* by pairs: f32 is rounded */
     {OPQ_f32, OPQ_f32, OPQ_f32},
 };
 
