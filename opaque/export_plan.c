@@ -191,8 +191,8 @@ static void write_matrix(opq_text *t, const opq_matrix *m, int64_t rows, int64_t
 
 static void write_contract(opq_text *t, const opq_contract *c, const opq_step *step)
 {
-    opq_text_add(t, "{.tile = %d, .product = %d, .m = %lld, .n = %lld, .k = %lld, .batch_rank = %d", c->tile,
-                 c->product, (long long)c->m, (long long)c->n, (long long)c->k, c->batch_rank);
+    opq_text_add(t, "{.tile = %d, .product = %d, .m = %lld, .n = %lld, .k = %lld, .pairs = %d, .batch_rank = %d",
+                 c->tile, c->product, (long long)c->m, (long long)c->n, (long long)c->k, c->pairs, c->batch_rank);
     write_member(t, "batch_extent", c->batch_extent, c->batch_rank);
     opq_text_add(t, ", .batch_strides = ");
     opq_write_ints(t, c->batch_strides, (int64_t)c->batch_rank * c->epilogue.access_count);
@@ -213,8 +213,8 @@ static void write_contract(opq_text *t, const opq_contract *c, const opq_step *s
 
 static void write_matmul(opq_text *t, const opq_matmul_step *m, const opq_step *step)
 {
-    opq_text_add(t, ",\n    .matmul = &(opq_matmul_step){.batch = %lld, .outer_rank = %d, .dtype = %d, .pairs = %d",
-                 (long long)m->batch, m->outer_rank, (int)m->dtype, m->pairs);
+    opq_text_add(t, ",\n    .matmul = &(opq_matmul_step){.batch = %lld, .outer_rank = %d, .dtype = %d",
+                 (long long)m->batch, m->outer_rank, (int)m->dtype);
     write_member(t, "outer_extent", m->outer_extent, m->outer_rank);
     if (m->outer_rank > 0)
         opq_text_add(t, ", .outer_stride = {");

@@ -50,7 +50,6 @@ typedef struct opq_matmul_step {
     int outer_rank; /* loops over calls around it */
     int64_t outer_extent[OPQ_LOOP_MAX];
     opq_matrix matrix[2]; /* data unset */
-    int pairs;            /* the sums' rule: opq_gemm_call */
     int64_t outer_stride[2][OPQ_LOOP_MAX];
     opq_dtype dtype; /* accumulation */
 } opq_matmul_step;

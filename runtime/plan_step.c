@@ -202,7 +202,6 @@ static opq_status bind_matmul(opq_planner *p, bool alone, opq_step *step)
                                          .columns = matmul->contract.operand[o].columns,
                                          .padded = matmul->contract.operand[o].padded};
     matmul->dtype = (opq_dtype)step->loops.stmts[matmul->contract.product].dtype;
-    matmul->pairs = matmul->contract.pairs;
     split_batch(matmul);
     return OPQ_OK;
 }

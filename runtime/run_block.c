@@ -25,8 +25,8 @@ typedef struct block_run {
     opq_tiles tiles[OPQ_BLOCK_SECOND_MAX];
     void *buffers[OPQ_BUFFER_MAX]; /* of the rows */
     opq_number scalars[OPQ_SCALAR_MAX];
-    int64_t matrix_rows, blocks,
-        rows; /* rows of a matrix that all products have; blocks of a matrix, rows of a block but the last */
+    int64_t matrix_rows, blocks;            /* rows of a matrix that all products have; blocks of a matrix */
+    int64_t rows;                           /* of a block but the last */
     opq_buffer *kept[OPQ_BLOCK_MATRIX_MAX]; /* packed copies of right operands that stay with their buffers, or NULL; references */
     bool serial, causal;
     atomic_int status;
@@ -40,6 +40,11 @@ static int product_count(const block_run *r) { return r->block->first_count + r-
 static const opq_step *product_of(const block_run *r, int i) { return &r->step->parts[1 + i]; }
 
 static const opq_contract *contract_of(const block_run *r, int i) { return &product_of(r, i)->matmul->contract; }
+
+static opq_dtype packed_name(const block_run *r, int i)
+{
+    return opq_gemm_packed_name(product_of(r, i)->matmul->dtype, contract_of(r, i)->pairs);
+}
 
 static bool sums_rows(const block_run *r, int i) { return opq_block_product_sums(r->block, i); }
 
@@ -165,8 +170,8 @@ static opq_status begin_matrix(const block_run *r, memory *m, int64_t first_row)
         if (sums_rows(r, i))
             memset(m->data + r->own_at[i], 0, (size_t)r->own_bytes[i]);
         else if (r->own_bytes[i] > 0)
-            OPQ_TRY(opq_gemm_pack_b(r->run->runtime->gemm, opq_gemm_packed_name(product->dtype, product->pairs), &right,
-                                    product->contract.k, product->contract.n, m->data + r->own_at[i]));
+            OPQ_TRY(opq_gemm_pack_b(r->run->runtime->gemm, packed_name(r, i), &right, product->contract.k,
+                                    product->contract.n, m->data + r->own_at[i]));
     }
     return OPQ_OK;
 }
@@ -365,8 +370,7 @@ static void divide_memory(block_run *r)
         if (sums_rows(r, i))
             bytes = c->m * c->n * (int64_t)sizeof(float);
         else if (r->kept[i] == NULL && r->blocks > 1)
-            bytes = opq_gemm_packed_bytes(r->run->runtime->gemm,
-                                          opq_gemm_packed_name(product_of(r, i)->matmul->dtype, c->pairs), c->k, c->n);
+            bytes = opq_gemm_packed_bytes(r->run->runtime->gemm, packed_name(r, i), c->k, c->n);
         r->own_at[i] = r->bytes;
         r->own_bytes[i] = gemm_lines(bytes);
         r->bytes += r->own_bytes[i];

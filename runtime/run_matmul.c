@@ -131,7 +131,7 @@ int64_t opq_step_packed(const opq_gemm *gemm, const opq_plan *plan, const opq_st
     const opq_matmul_step *matmul = step->matmul;
     const opq_contract *c = &matmul->contract;
     const opq_matrix *x = &matmul->matrix[o];
-    opq_dtype to = opq_gemm_packed_name(matmul->dtype, matmul->pairs);
+    opq_dtype to = opq_gemm_packed_name(matmul->dtype, c->pairs);
     bool left = o == 0, turned = false;
     if (x->dtype == OPQ_i8 && to == OPQ_f32 && !left)
         to = OPQ_i8;
@@ -206,7 +206,7 @@ static void begin(const opq_run_state *run, const opq_step *step, bool alone, op
     out->tiles.first_batch = out->tiles.first_row = 0;
     out->tiles.error = error;
     opq_run_bind(run, step, out->tiles.buffers, out->tiles.scalars);
-    out->call = (opq_gemm_call){.dtype = matmul->dtype, .pairs = matmul->pairs, .batch = matmul->batch};
+    out->call = (opq_gemm_call){.dtype = matmul->dtype, .pairs = c->pairs, .batch = matmul->batch};
     out->call.m = c->m;
     out->call.n = c->n;
     out->call.k = c->k;

@@ -200,6 +200,20 @@ def test_products_of_bf16(cpu, tmp_path):
         )
 
 
+@pytest.mark.parametrize("cpu", [None, "avx2"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("rule", ["pairs", "pairs16"])
+def test_attention_of_bf16(rule, causal, cpu, tmp_path):
+    """Blocks of rows, several for each matrix, whose products go by the device's rule."""
+
+    def fn(q, k, v):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    heads = tuple(torch.randn(1, 2, 300, 64).bfloat16() for _ in range(3))
+    with torch.backends.opaque.flags(bf16_products=rule):
+        check(fn, heads, tmp_path, **({"cpu": cpu} if cpu else {}))
+
+
 def test_an_operator_of_one_line(tmp_path):
     softcap = torch_opaque.define_op(
         "test_export::softcap(Tensor x, float c) -> Tensor", "c * tanh(x / c)"
