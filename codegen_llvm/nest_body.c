@@ -115,7 +115,7 @@ static LLVMValueRef emit_cast(opq_nest *n, const opq_stmt *stmt, LLVMValueRef x)
         x = opq_nest_number_f64(n, operand);
     }
     x = opq_emit_cast(n->e, from, (opq_dtype)stmt->dtype, x);
-    if (stmt->dtype == OPQ_f32 && (stmt->value.i == OPQ_f16 || stmt->value.i == OPQ_bf16))
+    if (stmt->dtype == OPQ_f32 && opq_dtype_is_half((opq_dtype)stmt->value.i))
         return opq_emit_round(n->e, (opq_dtype)stmt->value.i, x);
     return x;
 }

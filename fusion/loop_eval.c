@@ -135,7 +135,7 @@ static opq_status eval_op(const machine *m, const opq_stmt *stmt, opq_number *ou
     case OPQ_CLASS_RANDOM: *out = opq_eval_random_element(op, x[0].i, x[1].i, x[2].i); return OPQ_OK;
     case OPQ_CLASS_CAST:
         *out = opq_eval_cast(from, dtype, x[0]);
-        if (dtype == OPQ_f32 && (stmt->value.i == OPQ_f16 || stmt->value.i == OPQ_bf16))
+        if (dtype == OPQ_f32 && opq_dtype_is_half((opq_dtype)stmt->value.i))
             *out = opq_eval_rounded((opq_dtype)stmt->value.i, *out);
         return OPQ_OK;
     default: break;

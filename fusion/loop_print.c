@@ -84,7 +84,7 @@ static void print_value(int op, opq_dtype dtype, opq_number value, opq_text *tex
     opq_class class_ = op < OPQ_OP_COUNT ? opq_op_info_of((opq_op)op)->class_ : OPQ_CLASS_COUNT;
     if (class_ == OPQ_CLASS_SCALAR)
         opq_text_add(text, " s%lld", (long long)value.i);
-    else if (class_ == OPQ_CLASS_CAST && (value.i == OPQ_f16 || value.i == OPQ_bf16))
+    else if (class_ == OPQ_CLASS_CAST && opq_dtype_is_half((opq_dtype)value.i))
         opq_text_add(text, " to %s", opq_dtype_name((opq_dtype)value.i));
     else if (class_ == OPQ_CLASS_SCAN && value.i != dtype)
         opq_text_add(text, " in %s", opq_dtype_name((opq_dtype)value.i));

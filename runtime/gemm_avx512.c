@@ -172,15 +172,14 @@ BF16 void opq_pack_rounded_avx512(const float *x, int64_t count, uint16_t *out)
 ISA static bool words(const opq_pack_source *s, int64_t k, int64_t across, int width, void *out)
 {
     bool pairs = s->word == 2 && s->from == OPQ_bf16, quads = s->word == 4 && s->from == OPQ_i8;
-    if (s->word == 2 && s->from == OPQ_f32 && s->to == OPQ_f32 && s->across_stride == 1 && !s->k_at && !s->across_at) {
-        join_numbers(s, k, across, width, out);
-        return true;
-    }
-    if (s->k_at || (!pairs && !quads))
+    bool numbers = s->word == 2 && s->from == OPQ_f32, rows = s->across_stride == 1 && !s->across_at;
+    if (s->k_at || (!pairs && !numbers && !quads))
         return false;
-    if (pairs && s->across_stride == 1 && !s->across_at)
+    if (numbers && rows)
+        join_numbers(s, k, across, width, out);
+    else if (pairs && rows)
         join_rows(s, k, across, width, out);
-    else if (s->k_stride == 1)
+    else if (!numbers && s->k_stride == 1)
         transpose_panel_f32(s, OPQ_f32, pairs ? 2 : 1, k / s->word, across, width, out, width);
     else
         return false;

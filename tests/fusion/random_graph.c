@@ -110,8 +110,6 @@ opq_ref random_number(random_graph *r, opq_dtype dtype)
 
 /* ---- nodes */
 
-static bool is_half(opq_dtype dtype) { return dtype == OPQ_f16 || dtype == OPQ_bf16; }
-
 /* Rows that give a half its exact result: nothing is rounded, or it is rounded once, at the end. */
 static bool exact_on_halves(opq_op op)
 {
@@ -164,7 +162,7 @@ static bool has_kernel(random_graph *r, opq_op op, const opq_ref *operands, int 
     bool arithmetic = info->class_ == OPQ_CLASS_EWISE || info->class_ == OPQ_CLASS_REDUCE ||
                       info->class_ == OPQ_CLASS_COMPOSITE || info->class_ == OPQ_CLASS_MATMUL ||
                       info->class_ == OPQ_CLASS_SCATTER || info->class_ == OPQ_CLASS_SCAN;
-    if (arithmetic && is_half(compute) && !exact_on_halves(op) && !(r->rounds && op == OPQ_OP_matmul))
+    if (arithmetic && opq_dtype_is_half(compute) && !exact_on_halves(op) && !(r->rounds && op == OPQ_OP_matmul))
         return false;
     bool real = opq_dtype_kind_of(compute) == OPQ_KIND_FLOAT;
     if (info->class_ == OPQ_CLASS_EWISE && opq_op_lowering(op)->kind == OPQ_LOWER_EXPAND && !real &&

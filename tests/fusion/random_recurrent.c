@@ -28,13 +28,9 @@ static opq_ref direction(random_graph *r, opq_op op, const opq_ref *operands, co
     return random_op_typed(r, OPQ_OP_slice, &type, &all, 1, attrs, 2);
 }
 
-static opq_ref lstm(random_graph *r, opq_dtype dtype, int64_t steps, int64_t batch, int64_t hidden, int64_t k)
+static opq_ref lstm(random_graph *r, const opq_attr *rule, opq_dtype dtype, int64_t steps, int64_t batch,
+                    int64_t hidden, int64_t k)
 {
-    opq_attr rule[] = {{.key = OPQ_ATTR_pairs,
-                        .i = chance(r, 70)   ? 0
-                             : chance(r, 50) ? 1
-                                             : 16},
-                       {.key = OPQ_ATTR_reverse, .i = chance(r, 30)}};
     opq_ref c = matrix(r, dtype, batch, hidden), w = matrix(r, dtype, 4 * hidden, k);
     opq_ref x[] = {matrix(r, dtype, steps * batch, 4 * hidden), matrix(r, dtype, batch, k), c, w};
     opq_ref all = direction(r, OPQ_OP_lstm, x, rule);
@@ -48,13 +44,9 @@ static opq_ref lstm(random_graph *r, opq_dtype dtype, int64_t steps, int64_t bat
     return direction(r, OPQ_OP_lstm_backward, back, rule);
 }
 
-static opq_ref gru(random_graph *r, opq_dtype dtype, int64_t steps, int64_t batch, int64_t hidden, int64_t k)
+static opq_ref gru(random_graph *r, const opq_attr *rule, opq_dtype dtype, int64_t steps, int64_t batch, int64_t hidden,
+                   int64_t k)
 {
-    opq_attr rule[] = {{.key = OPQ_ATTR_pairs,
-                        .i = chance(r, 70)   ? 0
-                             : chance(r, 50) ? 1
-                                             : 16},
-                       {.key = OPQ_ATTR_reverse, .i = chance(r, 30)}};
     opq_ref h = matrix(r, dtype, batch, hidden), w = matrix(r, dtype, 3 * hidden, k);
     opq_ref x[] = {matrix(r, dtype, steps * batch, 3 * hidden), h, w, matrix(r, dtype, k ? 1 : batch, 3 * hidden)};
     opq_ref all = direction(r, OPQ_OP_gru, x, rule);
@@ -77,5 +69,8 @@ opq_ref random_recurrent(random_graph *r, opq_ref x)
     int64_t steps = 1 + (int64_t)random_below(r, 4), batch = 1 + (int64_t)random_below(r, 3),
             hidden = 1 + (int64_t)random_below(r, 17), k = steps == 1 && chance(r, 50) ? 0 : hidden;
     opq_dtype dtype = chance(r, 80) ? OPQ_f32 : OPQ_f64;
-    return (chance(r, 50) ? lstm : gru)(r, dtype, steps, batch, hidden, k);
+    int64_t pairs = chance(r, 50) ? 1 : 16;
+    const opq_attr rule[] = {{.key = OPQ_ATTR_pairs, .i = chance(r, 30) ? pairs : 0},
+                             {.key = OPQ_ATTR_reverse, .i = chance(r, 30)}};
+    return (chance(r, 50) ? lstm : gru)(r, rule, dtype, steps, batch, hidden, k);
 }
