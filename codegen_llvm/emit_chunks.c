@@ -14,12 +14,6 @@
 
 #include <string.h>
 
-enum {
-    /* For whoever launches a kernel, too, who does not know its target. */
-    TOGETHER_MAX = 16,    /* chunks, where there are tiles */
-    TILED_BYTES_MAX = 16, /* of all that is folded of one element: more of them do not stay in cache */
-};
-
 typedef struct chunks {
     opq_chain chain;
     int leaf, tiled; /* last of the chain; along which tiles lie side by side, -1: none */
@@ -75,7 +69,7 @@ int opq_chunks_nest(const opq_loops *k, int loop)
 static int find_tiled(const opq_loops *k, const opq_chain *chain, int64_t bytes)
 {
     int leaf = chain->count - 1, best = -1, most = 1, nest = chain->loop[0];
-    for (int level = 0; level < leaf && bytes <= TILED_BYTES_MAX; level++) {
+    for (int level = 0; level < leaf && bytes <= opq_trees.tiled_bytes_max; level++) {
         int tiles = 0;
         for (int i = nest + 1; i < k->stmts[nest].end; i++)
             tiles += opq_stmt_tiles(k, i, k->stmts[chain->loop[leaf]].variable, k->stmts[chain->loop[level]].variable);
@@ -96,7 +90,7 @@ static int64_t folded_bytes(const opq_loops *k, const int *operand, int count)
 }
 
 /* Around the chunks is room for the whole turn of a tiled loop, and for lanes that do not count. */
-static int64_t room_for(int tiled) { return ((tiled >= 0 ? TOGETHER_MAX : 1) + 2) * (int64_t)OPQ_CHUNK; }
+static int64_t room_for(int tiled) { return ((tiled >= 0 ? opq_trees.chunks_together : 1) + 2) * (int64_t)OPQ_CHUNK; }
 
 int64_t opq_chunks_scratch(const opq_loops *k, int nest)
 {
@@ -466,7 +460,8 @@ void opq_emit_chunks(opq_nest *n, int loop)
     plan_chunks(n, nest, &c);
     if (c.tiled >= 0) {
         together = LLVMBuildUDiv(b, c.inside[c.tiled], opq_i64(n->e, n->e->cpu->target->turn_per_chunk), "");
-        together = opq_nest_smaller(n, opq_nest_larger(n, together, opq_i64(n->e, 1)), opq_i64(n->e, TOGETHER_MAX));
+        together = opq_nest_smaller(n, opq_nest_larger(n, together, opq_i64(n->e, 1)),
+                                    opq_i64(n->e, opq_trees.chunks_together));
     }
     opq_loop_begin(n, &some, n->begin, n->end, 1, NULL, 0);
     some.step = together;

@@ -2,6 +2,7 @@
  * memory or of a copy of it with its padding around.
  */
 #include "fusion/contract_state.h"
+#include "fusion/target.h"
 
 #include <string.h>
 
@@ -49,9 +50,6 @@ static opq_status bind_strides(const opq_splitter *s, opq_arena *arena, int o)
 }
 
 /* ---- the copy with its padding */
-
-/* Its elements are used more than once: blocks copy what they need, each for itself. */
-enum { COPIED = 3, USED = 4 };
 
 /* A copy while its dims are found: one for each guard, one for each loop that no guard follows. */
 typedef struct padding {
@@ -166,8 +164,9 @@ static opq_status bind_padded(opq_splitter *s, opq_arena *arena, int o, int cond
         return refuse(s);
     lay_out(&p, strides);
     p.padded.summed = is_summed(s, &p, strides);
-    p.padded.reused = p.padded.count > 0 && p.padded.count * USED <= opq_contract_extent_of(s, rows) *
-                                                                         opq_contract_extent_of(s, columns) * COPIED;
+    p.padded.reused = p.padded.count > 0 && p.padded.count * opq_trees.window_used <=
+                                                opq_contract_extent_of(s, rows) * opq_contract_extent_of(s, columns) *
+                                                    opq_trees.window_copied;
     opq_padded *padded = opq_arena_alloc(arena, sizeof *padded);
     if (padded == NULL)
         return opq_contract_no_memory();

@@ -12,6 +12,7 @@
  * not     merging what two expansions share (simplify)
  */
 #include "fusion/pass.h"
+#include "fusion/target.h"
 #include "graph/eval.h"
 
 #include <stdlib.h>
@@ -112,7 +113,7 @@ static int parts_of(const opq_graph *in, const opq_node *node, int k, const opq_
     return same ? part->arity : 1;
 }
 
-enum { STACK_MIN = 3, STACK_MAX = 16, STACK_ELEMENTS_MAX = 256 };
+enum { STACK_MAX = 16 };
 
 /* Few numbers side by side, a matrix made of its entries or rows, say: a kernel for each would take longer than all of them. How many parts of one
  * size, parts of parts included; 0: it is nothing of that kind. */
@@ -120,7 +121,7 @@ static int small_stack(const opq_graph *in, const opq_node *node, const opq_ref 
 {
     int64_t axis = opq_node_int(node, OPQ_ATTR_axis, 0), size = 0;
     int count = 0;
-    if (node->type.rank == OPQ_RANK_MAX || opq_type_count(&node->type) > STACK_ELEMENTS_MAX ||
+    if (node->type.rank == OPQ_RANK_MAX || opq_type_count(&node->type) > opq_trees.stack_elements_max ||
         opq_dtype_kind_of((opq_dtype)node->type.dtype) == OPQ_KIND_RAW)
         return 0;
     for (int k = 0; k < node->arity; k++) {
@@ -133,7 +134,7 @@ static int small_stack(const opq_graph *in, const opq_node *node, const opq_ref 
             parts[count++] = renamed[inside[i]];
         }
     }
-    return count < STACK_MIN ? 0 : count;
+    return count < opq_trees.stack_min ? 0 : count;
 }
 
 /* A node of the concat's line; its type has the concat's dtype. */
@@ -210,7 +211,7 @@ static opq_status expand_concat(const opq_graph *in, opq_graph *out, const opq_n
 static bool is_small_write(const opq_graph *graph, const opq_node *node)
 {
     if (node->op != OPQ_OP_update || opq_type_count(&opq_node_at(graph, node->operand[1])->type) != 1 ||
-        opq_type_count(&node->type) > STACK_ELEMENTS_MAX ||
+        opq_type_count(&node->type) > opq_trees.stack_elements_max ||
         opq_dtype_kind_of((opq_dtype)node->type.dtype) == OPQ_KIND_RAW)
         return false;
     const opq_node *base = opq_node_at(graph, opq_strip_reshape(graph, node->operand[0]));

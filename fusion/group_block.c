@@ -13,8 +13,9 @@
  * not     rows over t that others need (training keeps the weights of a softmax that was composed), or that are halves; operands may be such
  */
 #include "fusion/group_state.h"
+#include "fusion/target.h"
 
-enum { GROUPS_MAX = 8, WIDTH_MAX = 256, ROWS_MIN = 16 };
+enum { GROUPS_MAX = 8 };
 
 /* A block that may be. */
 typedef struct block {
@@ -204,7 +205,8 @@ static bool is_product(const block *b, const opq_lowered *lowered, opq_ref ref, 
     for (int i = 0; i < b->member_count; i++)
         if (opq_node_info(opq_node_at(b->in, b->members[i]))->flags & OPQ_FLAG_CHECKED)
             return false;
-    return rows >= ROWS_MIN && columns >= ROWS_MIN && (has_rows(b, ref) ? k : type->size[type->rank - 1]) <= WIDTH_MAX;
+    return rows >= opq_trees.block_rows_min && columns >= opq_trees.block_rows_min &&
+           (has_rows(b, ref) ? k : type->size[type->rank - 1]) <= opq_trees.block_width_max;
 }
 
 /* Does a second product, or what is made of it, need another one? Each is made by itself, and stored if it is an output. */

@@ -11,17 +11,14 @@
  * not     through views of the value, of graph outputs, for products
  */
 #include "fusion/pass.h"
+#include "fusion/target.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 enum {
-    BYTES_MIN = 1 << 20, /* smaller values stay in cache */
-    SMALL = 4,           /* operands together are at most this part of the value */
-    OPS_MAX = 3,
-    KERNELS_MAX = 3,    /* besides its own */
-    OPERANDS_MAX = 3,   /* of elementwise ops */
-    INDEX_OPS_MAX = 12, /* with views */
+    KERNELS_MAX = 3,  /* besides its own */
+    OPERANDS_MAX = 3, /* of elementwise ops */
 };
 
 typedef struct copies {
@@ -98,12 +95,12 @@ static bool find_values(remat *r)
     bool any = false;
     find_readers(r);
     for (opq_ref n = 0; n < r->in->count; n++) {
-        int ops = OPS_MAX;
+        int ops = opq_trees.copied_ops_max;
         int64_t bytes = 0;
         if (r->of[n].count <= 0)
             continue;
-        if (r->group_of[n] < 0 || bytes_of(r, n) < BYTES_MIN || !is_small(r, n, &ops, &bytes) ||
-            bytes * SMALL > bytes_of(r, n))
+        if (r->group_of[n] < 0 || bytes_of(r, n) < opq_trees.copied_bytes_min || !is_small(r, n, &ops, &bytes) ||
+            bytes * opq_trees.copied_part > bytes_of(r, n))
             r->of[n].count = -1;
         any = any || r->of[n].count > 0;
     }
@@ -234,7 +231,7 @@ static opq_status copy_with_indices(indices *c, opq_ref n)
     opq_ref made;
     for (int k = 0; k < node->arity && may_copy(node); k++) {
         opq_ref operand = node->operand[k];
-        int ops = INDEX_OPS_MAX;
+        int ops = opq_trees.copied_index_ops_max;
         bool any = false, is_mask = opq_node_at(c->in, operand)->type.dtype == OPQ_bool;
         if (is_mask && c->uses[operand]++ > 0 && is_of_indices(c->in, operand, &ops, &any) && any)
             OPQ_TRY(copy_indices(c, operand, &c->renamed[operand]));

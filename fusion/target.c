@@ -1,4 +1,4 @@
-/* The table of targets, and the numbers that trees are made by, wherever they run. */
+/* The table of targets, and the numbers by which trees are made, wherever they run, and plans are run. */
 #include "fusion/target.h"
 
 #include <string.h>
@@ -68,4 +68,41 @@ const opq_tree_numbers opq_trees = {
     .small_work = 16384,
     .vector_work = 32768,
     .smallest = 16,
+    .chunks_together = 16,
+    .tiled_bytes_max = 16, /* more of them do not stay in cache */
+    .stack_min = 3,
+    .stack_elements_max = 256,
+    .copied_bytes_min = 1 << 20, /* smaller values stay in cache */
+    .copied_part = 4,
+    .copied_ops_max = 3,
+    .copied_index_ops_max = 12, /* with views */
+    .turned_readers_min = 3,
+    .turned_readers_each = 4,
+    .turned_lanes_min = 4,
+    .block_width_max = 256,
+    .block_rows_min = 16,
+    .window_copied = 3,
+    .window_used = 4,
+    .pairs_work = 1 << 15,
+    /* A row of more is worth a launch of its own, and more in a wave would leave the cache. */
+    .row_waits_max = 64 << 10,
+    .wave_waits_max = 8 << 20,
+};
+
+const opq_run_numbers opq_runs = {
+    .serial_elements = 32 * 1024,
+    .serial_product = 1 << 20,
+    .grain = 4096,
+    .merge_max_per_byte = 24,
+    .packed_count_min = 64 * 64,
+    .packed_times = 4,
+    .packed_bytes = 16 << 20,
+    .packed_part = 8,
+    .near_input_bytes = 16 << 20,
+    /* A packed copy is read from end to end by every run: 2 MiB of it in small pages cost a virtual machine .8 ms more each time, where huge ones took
+     * 1.3 ms more at the first touch (weights of GPT-2 on Emerald Rapids; the host of another one took 5 more). */
+    .run_pages_worth = 1,
+    .packed_pages_worth = 3,
+    .pages_explored = 16,
+    .collapse_share = 0.5,
 };

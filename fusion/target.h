@@ -53,6 +53,12 @@ typedef struct opq_target_gemm {
     int64_t l1_way_bytes, l1_ways;
 } opq_target_gemm;
 
+/* Blocks of rows through several products (runtime/run_block.c). */
+typedef struct opq_target_block {
+    int64_t cache_bytes;                                        /* of all that stays in cache */
+    int64_t rows_min, rows_max, causal_rows_max, epilogue_rows; /* of a block; of sums whose epilogue is made at once */
+} opq_target_block;
+
 typedef struct opq_target {
     const char *name;        /* as OPAQUE_CPU has it */
     const char *triple;      /* LLVM's; NULL: the host's */
@@ -88,6 +94,7 @@ typedef struct opq_target {
     int prefetch_short_rows; /* where a row is shorter: rows */
     int shared_math_weight; /* instructions of math functions of a kernel from which on they are called: emit_shared.c */
 
+    opq_target_block block;
     opq_target_gemm gemm;
 } opq_target;
 
@@ -130,7 +137,51 @@ typedef struct opq_tree_numbers {
     int64_t vector_min;                   /* elements side by side that an engine packs around padding */
     int64_t small_work, vector_work;      /* multiply-adds of small products: of a matrix, of a vector */
     int64_t smallest;                     /* size of one alone, in each direction */
+    int64_t chunks_together,
+        tiled_bytes_max; /* chunks whose elements are brought into order at once; bytes of all that is folded of one */
+
+    /* Graphs. */
+    int64_t stack_min,
+        stack_elements_max; /* parts of a small stack that becomes selects; elements of it, or of what one is written to */
+    int64_t copied_bytes_min,
+        copied_part; /* of a value that is computed where it is read; it is so many times its operands */
+    int copied_ops_max, copied_index_ops_max; /* ops of it; where they make indices */
+    int turned_readers_min, turned_readers_each,
+        turned_lanes_min; /* products for which what they read across is turned, all and for each turn */
+    int64_t block_width_max,
+        block_rows_min; /* of operands, and of rows that are reduced, of a block of products (group_block.c) */
+    int64_t window_copied,
+        window_used; /* used : copied, as large as the uses of a window's elements, pays for a copy with its padding */
+    int64_t pairs_work; /* multiply-adds of a product of halves, from which the matrix engine makes it */
+    int64_t row_waits_max, wave_waits_max; /* bytes that wait for a reader in one wave of a plan: of a row, of all */
 } opq_tree_numbers;
 extern const opq_tree_numbers opq_trees;
+
+/* Running, on all targets. */
+typedef struct opq_run_numbers {
+    int64_t serial_elements;    /* of a kernel, that no second thread speeds up */
+    int64_t serial_product;     /* multiply-adds of each of several products, likewise */
+    int64_t grain;              /* elements of a piece of a sort or a scatter */
+    int64_t merge_max_per_byte; /* elements that are sorted by merging and not by digits, for each byte of a key */
+    int64_t packed_count_min,
+        packed_times; /* elements of a weight that is kept packed; of packed bytes, how many there may be of each */
+    int64_t packed_bytes,
+        packed_part; /* of views that a run uses once: these bytes, and a part of what the run before would have packed */
+    int64_t near_input_bytes;                   /* all that a plan reads, where it stays in a cache from run to run */
+    double run_pages_worth, packed_pages_worth; /* what huge pages may cost, in times of what small ones do */
+    int pages_explored;                         /* of so many mappings one is of the other kind */
+    double collapse_share;                      /* of the runs' time, in which small pages become huge */
+} opq_run_numbers;
+extern const opq_run_numbers opq_runs;
+
+/* Memory on the stack, on all targets. */
+enum {
+    OPQ_TINY_WORK = 1024, /* multiply-adds, and elements of the result, of products without vectors (gemm_tiny.c) */
+    OPQ_TINY_TILE = 64,   /* rows, and columns, of what the caller's function gets of such a product at once */
+    OPQ_SMALL_TILE_BYTES = 8192,  /* of products as they lie (gemm_small.c) */
+    OPQ_TURNED_BYTES = 192 * 128, /* of a tile's columns, at least two vectors (gemm_turned.c) */
+    OPQ_INSERTION_MAX = 16,       /* elements that are sorted by insertion */
+    OPQ_STAGE_BYTES = 512,        /* of a row of a left operand, by way of which rows some KiB apart are packed */
+};
 
 #endif

@@ -24,7 +24,8 @@
  *                       times as fast there
  */
 #define OPQ_TARGET_X86_NUMBERS                                                                                         \
-    .turn_per_chunk = 32, .prefetch_bytes = 2048, .prefetch_short_rows = 8, .shared_math_weight = 600
+    .turn_per_chunk = 32, .prefetch_bytes = 2048, .prefetch_short_rows = 8, .shared_math_weight = 600,                 \
+    .block = {.cache_bytes = 640 << 10, .rows_min = 16, .rows_max = 256, .causal_rows_max = 32, .epilogue_rows = 64}
 #define OPQ_TARGET_X86_GEMM                                                                                            \
     .turn_fmas = 24, .rows_in_place = 6, .rows_b_in_place = 42, .group_bytes = 512, .tile_panels = 10,                 \
     .block_bytes = 2048, .l1_group_bytes = 32 << 10, .small_b_bytes = 32 << 10, .region_bytes = 16 << 20,              \

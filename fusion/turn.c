@@ -13,11 +13,10 @@
  */
 #include "fusion/lower_state.h"
 #include "fusion/pass.h"
+#include "fusion/target.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-enum { READERS_MIN = 3, READERS_EACH = 4, LANES_MIN = 4 };
 
 /* Of its first member, to which the others lead. */
 typedef struct family {
@@ -63,16 +62,18 @@ static int crossed_operand(const opq_graph *graph, opq_ref n, opq_ref *out_base)
         *out_base = operand->operand[0];
         last = !last;
     }
-    return last && node->type.size[o ? rank - 1 : rank - 2] >= LANES_MIN && operand->type.size[summed] > 1 ? o : -1;
+    return last && node->type.size[o ? rank - 1 : rank - 2] >= opq_trees.turned_lanes_min && operand->type.size[summed] > 1
+               ? o
+               : -1;
 }
 
 static bool has_readers(const opq_graph *graph)
 {
     int count = 0;
     opq_ref base;
-    for (opq_ref n = 0; n < graph->count && count < READERS_MIN; n++)
+    for (opq_ref n = 0; n < graph->count && count < opq_trees.turned_readers_min; n++)
         count += crossed_operand(graph, n, &base) >= 0;
-    return count == READERS_MIN;
+    return count == opq_trees.turned_readers_min;
 }
 
 /* ---- families */
@@ -139,14 +140,14 @@ static bool count_readers(turner *t)
         const opq_node *node = opq_node_at(t->in, n);
         int crossed = crossed_operand(t->in, n, &base);
         if (crossed >= 0)
-            any = ++t->readers[base] >= READERS_MIN || any;
+            any = ++t->readers[base] >= opq_trees.turned_readers_min || any;
         if (node->op == OPQ_OP_input)
             family_of(t, n)->turns++;
         for (int o = 0; o < node->arity; o++) {
             const opq_node *operand = opq_node_at(t->in, node->operand[o]);
             family *of = family_of(t, node->operand[o]);
             if (o == crossed && base == node->operand[o])
-                any = ++of->readers >= READERS_MIN || any;
+                any = ++of->readers >= opq_trees.turned_readers_min || any;
             else if (!is_computed(node) || !is_as_large(&node->type, &operand->type))
                 of->turns++;
         }
@@ -159,8 +160,8 @@ static bool count_readers(turner *t)
 static bool is_made_turned(const turner *t, opq_ref n)
 {
     const family *of = family_of(t, n);
-    return is_member(opq_node_at(t->in, n)) && !of->bound && of->readers >= READERS_MIN &&
-           of->readers >= READERS_EACH * of->turns;
+    return is_member(opq_node_at(t->in, n)) && !of->bound && of->readers >= opq_trees.turned_readers_min &&
+           of->readers >= opq_trees.turned_readers_each * of->turns;
 }
 
 /* ---- the copy */
@@ -277,7 +278,7 @@ static opq_status copy_one(turner *t, opq_ref n)
     int o = crossed_operand(t->in, n, &base);
     if (is_computed(node) && is_made_turned(t, n))
         return make_turned(t, n);
-    if (o >= 0 && (t->readers[base] >= READERS_MIN || is_made_turned(t, base)))
+    if (o >= 0 && (t->readers[base] >= opq_trees.turned_readers_min || is_made_turned(t, base)))
         return copy_product(t, n, o, base);
     for (int k = 0; k < node->arity; k++)
         OPQ_TRY(need_straight(t, node->operand[k], node));

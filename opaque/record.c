@@ -190,11 +190,11 @@ static bool goes_by_pairs(const opq_type *a, const opq_type *b, bool transpose_a
     bool halves = a->dtype == OPQ_bf16 && b->dtype == OPQ_bf16;
     if (!halves && !rounded)
         return false;
-    if (m > 1 && n > 1 && (double)m * (double)n * (double)k >= OPQ_PAIRS_WORK)
+    if (m > 1 && n > 1 && (double)m * (double)n * (double)k >= (double)opq_trees.pairs_work)
         return true;
     if (of_b == k * n)
-        return n > 1 && k > 0 && of_a / k > 1 && (double)of_a * (double)n >= OPQ_PAIRS_WORK;
-    return n > 1 && m > 1 && of_a == m * k && (double)m * (double)of_b >= OPQ_PAIRS_WORK;
+        return n > 1 && k > 0 && of_a / k > 1 && (double)of_a * (double)n >= (double)opq_trees.pairs_work;
+    return n > 1 && m > 1 && of_a == m * k && (double)m * (double)of_b >= (double)opq_trees.pairs_work;
 }
 
 int opq_products_pairs(const opq_ctx *ctx, const opq_type *a, const opq_type *b, bool transpose_a, bool transpose_b,

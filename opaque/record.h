@@ -57,7 +57,7 @@ opq_status opq_record(opq_ctx *ctx, opq_op op, opq_value *const *operands, int a
  * of f32 are of a computation in bf16, and may be rounded to that. */
 opq_status opq_record_product(opq_ctx *ctx, opq_value *a, opq_value *b, bool transpose_a, bool transpose_b,
                               bool rounded, opq_value **out_value) OPQ_MUST_CHECK;
-/* Rules of products of bf16, and of `rounded` ones, of more than one row and column and at least OPQ_PAIRS_WORK multiply-adds, in each matrix or, of those
+/* Rules of products of bf16, and of `rounded` ones, of more than one row and column and at least `pairs_work` (fusion/target.h) multiply-adds, in each matrix or, of those
  * of bf16, in all that have one right or one left matrix: pairs or pairs16, if so set or, left to the core (auto), if the processor has an instruction
  * for them. All others are chains. Of what is recorded from now on. */
 typedef enum opq_products {
@@ -66,7 +66,6 @@ typedef enum opq_products {
     OPQ_PRODUCTS_pairs,
     OPQ_PRODUCTS_pairs16
 } opq_products;
-enum { OPQ_PAIRS_WORK = 1 << 15 }; /* of fewer kernels make the sums themselves, which have no such instruction */
 /* What the attribute `pairs` of such a product is. */
 int opq_products_pairs(const opq_ctx *ctx, const opq_type *a, const opq_type *b, bool transpose_a, bool transpose_b,
                        bool rounded);

@@ -172,12 +172,12 @@ static void swap_rows(int64_t k, int width, float *rows)
 
 /* Rows some KiB apart are in the same sets of L1, which drop a line before the next panel asks for the rest of it if more of a strip's rows are
  * in a set than it has ways. Then some panels' part of the strip is copied first. */
-enum { STRIP_MAX = 32, STAGE_BYTES = 512, STAGE_STEP = STAGE_BYTES + 64 };
+enum { STRIP_MAX = 32, STAGE_STEP = OPQ_STAGE_BYTES + 64 };
 
 static bool is_crowded(const opq_pack_source *s, int width, int64_t strip)
 {
     int64_t bytes = opq_dtype_bytes(s->from);
-    return !s->k_at && !s->across_at && width * bytes % 64 != 0 && width * bytes <= STAGE_BYTES &&
+    return !s->k_at && !s->across_at && width * bytes % 64 != 0 && width * bytes <= OPQ_STAGE_BYTES &&
            s->k_stride * bytes % (2 * s->target->l1_ways * s->target->l1_way_bytes / strip) == 0;
 }
 
@@ -218,7 +218,7 @@ void opq_gemm_pack(const opq_gemm_isa *isa, const opq_pack_source *source, int64
     int64_t step = !strips ? k : source->swapped > isa->vector_bytes / 2 ? source->swapped : isa->vector_bytes / 2;
     bool crowded = strips && is_crowded(source, width, step);
     _Alignas(64) char stage[STRIP_MAX * STAGE_STEP];
-    int64_t bytes = opq_dtype_bytes(source->from), staged = STAGE_BYTES / (width * bytes) * width; /* across */
+    int64_t bytes = opq_dtype_bytes(source->from), staged = OPQ_STAGE_BYTES / (width * bytes) * width; /* across */
     for (int64_t i = 0; i < k; i += step)
         for (int64_t j = 0, panel = 0; j < across; j += width, panel++) {
             opq_pack_source part = opq_pack_part_of(source, i, j);

@@ -4,8 +4,6 @@
 #include "codegen_llvm/cpu.h"
 #include "runtime/gemm_internal.h"
 
-enum { TILE_BYTES = 8192 }; /* what the caller's function gets at once */
-
 static int lanes_of(const struct opq_cpu *cpu, opq_dtype dtype)
 {
     return opq_gemm_vector_bytes(cpu) / opq_dtype_bytes(dtype);
@@ -19,7 +17,7 @@ bool gemm_is_small(const struct opq_cpu *cpu, const opq_gemm_call *call)
     opq_dtype dtype = gemm_as_it_lies(call);
     return whole && !call->packed_a && !call->packed_b && gemm_in_rows(&call->a, dtype) &&
            gemm_in_rows(&call->b, dtype) && call->k <= t->small_k && gemm_work(call) <= (double)t->small_work &&
-           (!call->tile || call->m * call->n * opq_dtype_bytes(call->dtype) <= TILE_BYTES);
+           (!call->tile || call->m * call->n * opq_dtype_bytes(call->dtype) <= OPQ_SMALL_TILE_BYTES);
 }
 
 /* a, b and c of one matrix of the batch; c's rows are c_bytes apart. */
@@ -47,7 +45,7 @@ static opq_status run_matrix(opq_gemm *gemm, const struct opq_cpu *cpu, const op
 
 opq_status gemm_run_small(opq_gemm *gemm, const struct opq_cpu *cpu, const opq_gemm_call *call)
 {
-    _Alignas(64) char tile[TILE_BYTES];
+    _Alignas(64) char tile[OPQ_SMALL_TILE_BYTES];
     int64_t bytes = opq_dtype_bytes(call->dtype), ld = call->tile ? call->n : call->c_row_stride;
     for (int64_t i = 0; i < call->batch; i++) {
         char *c = call->tile ? tile : (char *)call->c + i * call->c_batch_stride * bytes;

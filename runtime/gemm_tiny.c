@@ -5,12 +5,6 @@
 
 #include <math.h>
 
-enum {
-    TINY_WORK = 1024, /* multiply-adds, and elements of the result */
-    TILE_ROWS = 64,
-    TILE_COLUMNS = 64, /* what the caller's function gets at once */
-};
-
 /* One matrix of the batch; strides in elements. */
 typedef struct tiny {
     int64_t m, n, k;
@@ -22,9 +16,9 @@ bool gemm_is_tiny(const opq_gemm_call *call)
 {
     double elements = (double)call->batch * (double)call->m * (double)call->n;
     opq_dtype dtype = gemm_as_it_lies(call);
-    return gemm_work(call) <= TINY_WORK && elements <= TINY_WORK && call->a.dtype == dtype && call->b.dtype == dtype &&
-           !call->packed_a && !call->packed_b && !gemm_has_tables(&call->a) && !gemm_has_tables(&call->b) &&
-           (!call->tile || (call->m <= TILE_ROWS && call->n <= TILE_COLUMNS));
+    return gemm_work(call) <= OPQ_TINY_WORK && elements <= OPQ_TINY_WORK && call->a.dtype == dtype &&
+           call->b.dtype == dtype && !call->packed_a && !call->packed_b && !gemm_has_tables(&call->a) &&
+           !gemm_has_tables(&call->b) && (!call->tile || (call->m <= OPQ_TINY_TILE && call->n <= OPQ_TINY_TILE));
 }
 
 /* c^T = b^T a^T: the same sums. */
@@ -67,7 +61,7 @@ MATRIX(matrix_f64, double, fma)
 
 void gemm_run_tiny(const opq_gemm_call *call)
 {
-    _Alignas(64) double tile[TINY_WORK];
+    _Alignas(64) double tile[OPQ_TINY_WORK];
     void (*matrix)(const tiny *, const void *, const void *, void *) = call->dtype == OPQ_f32 ? matrix_f32 : matrix_f64;
     int64_t bytes = opq_dtype_bytes(call->dtype);
     bool turned = call->n < call->m;

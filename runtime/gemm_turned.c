@@ -5,8 +5,6 @@
 #include "runtime/gemm_internal.h"
 #include "runtime/gemm_isa.h"
 
-enum { TURNED_BYTES = 192 * 128 }; /* of a tile's columns, at least two vectors */
-
 typedef struct turned_call {
     const opq_gemm_call *call;
     const struct opq_cpu *cpu;
@@ -17,10 +15,10 @@ static void turned_tile(void *data, int64_t batch, int64_t row, int64_t rows, in
 {
     const turned_call *t = data;
     const opq_gemm_call *call = t->call;
-    _Alignas(64) char turned[TURNED_BYTES];
+    _Alignas(64) char turned[OPQ_TURNED_BYTES];
     const opq_gemm_isa *isa = gemm_isa(t->cpu);
     int bytes = opq_dtype_bytes(call->dtype);
-    int64_t most = TURNED_BYTES / bytes / columns / 16 * 16;
+    int64_t most = OPQ_TURNED_BYTES / bytes / columns / 16 * 16;
     if (!call->tile) {
         char *c = (char *)call->c + (batch * call->c_batch_stride + column * call->c_row_stride + row) * bytes;
         isa->turn(&t->cpu->target->gemm, bytes, tile, ld, rows, columns, c, call->c_row_stride);

@@ -9,6 +9,7 @@
  */
 #define _GNU_SOURCE
 #include "runtime/pool.h"
+#include "fusion/target.h"
 #include "opaque/log.h"
 
 #include <stdio.h>
@@ -81,10 +82,6 @@ static void count_reserved(opq_pool *pool, size_t bytes, int way)
 
 enum use { USE_value, USE_run, USE_packed, USES };
 
-/* What huge pages may cost, in times of what small ones do. A packed copy is read from end to end by every run: 2 MiB of it in small pages cost a virtual
- * machine .8 ms more each time, where huge ones took 1.3 ms more at the first touch (weights of GPT-2 on Emerald Rapids; the host of another one took 5 more). */
-static const double WORTH[USES] = {[USE_run] = 1, [USE_packed] = 3};
-
 static void *map_memory(opq_pool *pool, int size_class, enum use use, size_t *out_small)
 {
     size_t bytes = opq_pool_mapped_bytes(size_class);
@@ -92,7 +89,8 @@ static void *map_memory(opq_pool *pool, int size_class, enum use use, size_t *ou
     *out_small = 0;
     if (bytes < HUGE_PAGE)
         return posix_memalign(&data, 64, (bytes + 63) & ~(size_t)63) == 0 ? data : NULL;
-    return opq_pages_map(&pool->pages, bytes, WORTH[use], out_small);
+    const double worth[USES] = {[USE_run] = opq_runs.run_pages_worth, [USE_packed] = opq_runs.packed_pages_worth};
+    return opq_pages_map(&pool->pages, bytes, worth[use], out_small);
 }
 
 static void *map_block(opq_pool *pool, int size_class, enum use use, size_t *out_small)
@@ -394,12 +392,11 @@ void opq_pool_tend(opq_pool *pool, double seconds)
 {
     /* The first runs may be all there are. A pause when there is nothing to be done and still something left. */
     enum { FIRST_RUNS = 4, PAUSE = 100 };
-    static const double SHARE = 0.5;
     opq_packed_next_run(&pool->packed);
     if (atomic_load_explicit(&pool->small, memory_order_relaxed) == 0)
         return;
     opq_pool_lock(pool);
-    pool->credit += ++pool->runs > FIRST_RUNS ? SHARE * seconds : 0;
+    pool->credit += ++pool->runs > FIRST_RUNS ? opq_runs.collapse_share * seconds : 0;
     while (pool->credit > pool->pages.collapse) {
         opq_buffer *buffer = any_with_small(pool);
         if (buffer == NULL) {

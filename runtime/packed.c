@@ -4,13 +4,12 @@
  * use as well. References to memory are given back without the lock, because that takes the pool's lock.
  */
 #include "runtime/packed.h"
+#include "fusion/target.h"
 #include "runtime/memory.h"
 
 #include <stdlib.h>
 
 enum { RECORDS_MAX = 256 }; /* per buffer: more views than that in a row are not worth remembering */
-/* In a run, of views that it uses once: these bytes, and a part of what the run before would have packed. */
-enum { RUN_BYTES = 16 << 20, RUN_PART = 8 };
 
 struct opq_packed {
     opq_packed *next; /* of the buffer */
@@ -23,7 +22,7 @@ struct opq_packed {
 
 void opq_packed_init(opq_packed_cache *cache, int64_t max_bytes)
 {
-    *cache = (opq_packed_cache){.max_bytes = max_bytes, .allowed = RUN_BYTES};
+    *cache = (opq_packed_cache){.max_bytes = max_bytes, .allowed = opq_runs.packed_bytes};
     pthread_mutex_init(&cache->lock, NULL);
 }
 
@@ -156,7 +155,8 @@ static bool is_its_turn(opq_packed_cache *cache, const opq_packed *view, int64_t
 void opq_packed_next_run(opq_packed_cache *cache)
 {
     pthread_mutex_lock(&cache->lock);
-    cache->allowed = (cache->allowed < 0 ? cache->allowed : 0) + RUN_BYTES + cache->refused / RUN_PART;
+    cache->allowed =
+        (cache->allowed < 0 ? cache->allowed : 0) + opq_runs.packed_bytes + cache->refused / opq_runs.packed_part;
     cache->refused = 0;
     cache->run_began = cache->clock;
     pthread_mutex_unlock(&cache->lock);

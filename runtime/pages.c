@@ -1,6 +1,7 @@
 /* See pages.h. */
 #define _GNU_SOURCE
 #include "runtime/pages.h"
+#include "fusion/target.h"
 #include "graph/clock.h"
 
 #include <stdint.h>
@@ -19,11 +20,10 @@ static void learn(_Atomic(double) *seconds, double sample)
 
 size_t opq_pages_choose_small(const opq_pages *pages, size_t bytes, double worth)
 {
-    enum { EXPLORE = 16 };
     double of_small = pages->touch[0], of_huge = pages->touch[1];
     if (of_small == 0 || of_huge == 0)
         return of_small == 0 ? bytes : 0;
-    size_t others = pages->mapped % EXPLORE == 0 ? OPQ_HUGE_PAGE : 0;
+    size_t others = pages->mapped % opq_runs.pages_explored == 0 ? OPQ_HUGE_PAGE : 0;
     return of_small * worth < of_huge ? bytes - others : others;
 }
 

@@ -19,13 +19,11 @@
  *         place where they stand
  */
 #define XXH_INLINE_ALL
+#include "fusion/target.h"
 #include "runtime/plan_internal.h"
 
 #include <string.h>
 #include <xxhash.h>
-
-/* Of what waits for a reader: a row of more is worth a launch of its own, and more in a wave would leave the cache. */
-enum { ROW_WAITS_MAX = 64 << 10, WAVE_WAITS_MAX = 8 << 20 };
 
 typedef struct pool {
     opq_planner *p;
@@ -163,14 +161,14 @@ static int32_t choose_wave(pool *w, int32_t s)
         else
             low = middle + 1;
     }
-    int32_t at = waits > ROW_WAITS_MAX ? w->count[code] : find_open(w, list, w->count[code], low);
+    int32_t at = waits > opq_trees.row_waits_max ? w->count[code] : find_open(w, list, w->count[code], low);
     if (at == w->count[code]) {
         int32_t wave = new_wave(w);
         list[w->count[code]++] = wave;
         w->next_open[wave] = at;
     }
     w->waits[list[at]] += waits;
-    if (w->waits[list[at]] > WAVE_WAITS_MAX - ROW_WAITS_MAX)
+    if (w->waits[list[at]] > opq_trees.wave_waits_max - opq_trees.row_waits_max)
         w->next_open[list[at]] = at + 1;
     return list[at];
 }

@@ -1,6 +1,7 @@
 /* The routine of a step, and products by groups: one product of the engine for each group, whose sizes are known when it runs. */
 #include "runtime/routine.h"
 
+#include "fusion/target.h"
 #include "graph/eval.h"
 #include "opaque/scalar.h"
 #include "runtime/packed.h"
@@ -8,8 +9,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-
-enum { SMALL_GROUP = 1 << 20 }; /* multiplications: products of fewer are done by one thread each */
 
 typedef struct product {
     opq_gemm_call call;
@@ -57,7 +56,7 @@ static void use_packed(const opq_routine *c, int64_t offset, product *p)
 {
     const opq_gemm_call *call = &p->call;
     const opq_storage *storage = &c->run->plan->storage[c->step->operands[1]];
-    if (call->k * call->n < OPQ_PACKED_COUNT_MIN || storage->home != OPQ_HOME_input)
+    if (call->k * call->n < opq_runs.packed_count_min || storage->home != OPQ_HOME_input)
         return;
     opq_packed_key key = {.from = call->b.dtype,
                           .to = call->dtype,
@@ -128,13 +127,13 @@ opq_status opq_routine_grouped_matmul(const opq_routine *c)
         most = work > most ? work : most;
     }
     for (int64_t i = 0; i < count; i++)
-        products[i].call.serial = most < SMALL_GROUP;
+        products[i].call.serial = most < opq_runs.serial_product;
     int64_t filled = rows && groups > 0 ? ends[groups - 1] : 0, width = c->node->type.size[c->node->type.rank - 1];
     if (rows)
         memset((char *)c->out + filled * width * opq_dtype_bytes((opq_dtype)c->node->type.dtype), 0,
                (size_t)((extent - filled) * width * opq_dtype_bytes((opq_dtype)c->node->type.dtype)));
     grouped all = {c->run->runtime->gemm, products, status};
-    if (first == OPQ_OK && most < SMALL_GROUP) /* the pieces of small products are not worth a thread each */
+    if (first == OPQ_OK && most < opq_runs.serial_product) /* the pieces of small products are not worth a thread each */
         opq_parallel_for(c->run->runtime->host, count, 1 + (1 << 15) / (most + 1), run_products, &all);
     else if (first == OPQ_OK)
         run_products(&all, 0, count);

@@ -5,6 +5,7 @@
  */
 #include "runtime/routine.h"
 
+#include "fusion/target.h"
 #include "graph/eval.h"
 #include "graph/index_error.h"
 #include "opaque/scalar.h"
@@ -12,7 +13,7 @@
 
 #include <string.h>
 
-enum { LINES = 16, GRAIN = 4096 };
+enum { LINES = 16 };
 
 typedef struct scatter {
     const opq_routine *call;
@@ -157,7 +158,7 @@ void opq_routine_scatter(const opq_routine *c)
     for (int o = 0; o < 3; o++)
         for (int d = s.axis + 1; d < type[o]->rank; d++)
             s.stride[o] *= type[o]->size[d];
-    int64_t grain = GRAIN / s.along;
+    int64_t grain = opq_runs.grain / s.along;
     opq_parallel_for(c->run->runtime->host, count / s.along, grain < LINES ? LINES : grain,
                      whole ? set_lines : run_lines, &s);
 }

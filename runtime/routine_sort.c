@@ -4,20 +4,13 @@
 #include "runtime/routine.h"
 
 #include "opaque/scalar.h"
+#include "fusion/target.h"
 #include "runtime/parallel.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    DIGIT_BITS = 8,
-    DIGITS = 1 << DIGIT_BITS,
-    RUN = 8,
-    INSERTION_MAX = 16,
-    MERGE_MAX_PER_BYTE = 24,
-    GRAIN = 4096,
-    KEY_BYTES = 8
-};
+enum { DIGIT_BITS = 8, DIGITS = 1 << DIGIT_BITS, RUN = 8, KEY_BYTES = 8 };
 
 /* Keys order as unsigned integers what the op orders. */
 typedef struct item {
@@ -138,7 +131,7 @@ static void sort_rows(void *data, int64_t begin, int64_t end)
     sorter *s = data;
     int64_t n = s->along, *out = s->call->out;
     int bytes = s->dtype == OPQ_f16 ? 3 : opq_dtype_bytes(s->dtype); /* of keys: f16's have more digits than it */
-    item few[INSERTION_MAX], *items = n <= INSERTION_MAX ? few : malloc(2 * (size_t)n * sizeof *items);
+    item few[OPQ_INSERTION_MAX], *items = n <= OPQ_INSERTION_MAX ? few : malloc(2 * (size_t)n * sizeof *items);
     if (items == NULL) {
         s->failed = true;
         return;
@@ -148,9 +141,9 @@ static void sort_rows(void *data, int64_t begin, int64_t end)
         for (int64_t i = 0; i < n; i++)
             items[i] = (item){key_at(s->dtype, s->call->data[0], base + i * s->inner) ^ s->flip, i};
         const item *sorted = items;
-        if (n <= INSERTION_MAX)
+        if (n <= OPQ_INSERTION_MAX)
             insertion_sort(items, n);
-        else if (n <= MERGE_MAX_PER_BYTE * bytes)
+        else if (n <= opq_runs.merge_max_per_byte * bytes)
             sorted = merge_sort(items, items + n, n);
         else
             sorted = radix_sort(items, items + n, n, bytes);
@@ -174,6 +167,6 @@ opq_status opq_routine_argsort(const opq_routine *c)
         s.inner *= c->type[0]->size[d];
     if (count == 0)
         return OPQ_OK;
-    opq_parallel_for(c->run->runtime->host, count / s.along, 1 + GRAIN / s.along, sort_rows, &s);
+    opq_parallel_for(c->run->runtime->host, count / s.along, 1 + opq_runs.grain / s.along, sort_rows, &s);
     return s.failed ? opq_fail(OPQ_NO_MEMORY, "%s: out of memory", c->name) : OPQ_OK;
 }

@@ -4,6 +4,7 @@
  * reads is written before no step can fail any more, so a failure costs only the values that depend on it.
  */
 #include "runtime/run.h"
+#include "fusion/target.h"
 #include "runtime/parallel.h"
 #include "runtime/room.h"
 #include "runtime/undo.h"
@@ -12,8 +13,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-
-enum { SERIAL_WORK = 32 * 1024 };
 
 opq_buffer *opq_run_buffer(const opq_run_state *run, int32_t id)
 {
@@ -105,7 +104,8 @@ static opq_status run_kernel(const opq_run_state *run, const opq_step *step, opq
     int64_t work = step->bytes_read + step->bytes_written + step->flops;
     launch l = {step, buffers, scalars, 0, error};
     for (int p = 0; p < step->phases; p++) {
-        int64_t units = step->units[p], grain = work < SERIAL_WORK ? units : units * SERIAL_WORK / work;
+        int64_t units = step->units[p],
+                grain = work < opq_runs.serial_elements ? units : units * opq_runs.serial_elements / work;
         opq_parallel_for(run->runtime->host, units, grain < 1 ? 1 : grain, run_units, &l);
         l.first += units;
     }
@@ -166,7 +166,7 @@ static void run_wave(const opq_run_state *run, const opq_wave *wave)
     for (int p = 0; p < wave->phases; p++) {
         wave_launch l = {run, wave, p};
         int64_t units = wave->ends[(p + 1) * wave->count - 1];
-        int64_t grain = wave->work < SERIAL_WORK ? units : units * SERIAL_WORK / wave->work;
+        int64_t grain = wave->work < opq_runs.serial_elements ? units : units * opq_runs.serial_elements / wave->work;
         opq_parallel_for(run->runtime->host, units, grain < 1 ? 1 : grain, run_rows, &l);
     }
 }

@@ -41,7 +41,6 @@ int64_t opq_step_packed(const opq_gemm *gemm, const opq_plan *plan, const opq_st
 bool opq_step_reads_once(const opq_plan *plan, const opq_step *step, int o);
 /* Packs what is at `data`. */
 opq_status opq_pack(opq_gemm *gemm, const struct opq_packed_key *key, const void *data, void *out) OPQ_MUST_CHECK;
-enum { OPQ_PACKED_COUNT_MIN = 64 * 64 }; /* of elements: fewer are not worth it */
 /* Before it runs, and before anything is written: are its indices in range? */
 opq_status opq_routine_check(const opq_run_state *run, const opq_step *step) OPQ_MUST_CHECK;
 opq_status opq_run_routine(const opq_run_state *run, const opq_step *step) OPQ_MUST_CHECK;

@@ -4,6 +4,7 @@
  * back by the rows before. Second products that sum over rows go on with their sums from block to block; then a thread does all blocks of a
  * matrix, in order, and their epilogues follow the last one.
  */
+#include "codegen_llvm/cpu.h"
 #include "runtime/gemm_internal.h"
 #include "runtime/packed.h"
 #include "runtime/parallel.h"
@@ -12,8 +13,6 @@
 #include <immintrin.h>
 #include <math.h>
 #include <string.h>
-
-enum { CACHE_BYTES = 640 << 10, ROWS_MIN = 16, ROWS_MAX = 256, ROWS_CAUSAL_MAX = 32, EPILOGUE_ROWS = 64 };
 
 static const float FAR_FROM_OVERFLOW = 0x1p100f, LARGEST_BF16 = 0x1.fep127f;
 
@@ -33,6 +32,8 @@ typedef struct block_run {
     /* Of a thread's memory: where locals begin, and what a product has for all blocks of a matrix, its sums or other packed copies. */
     int64_t matrix_bytes, local_bytes, locals_at, own_at[OPQ_BLOCK_MATRIX_MAX], own_bytes[OPQ_BLOCK_MATRIX_MAX], bytes;
 } block_run;
+
+static const opq_target_block *numbers_of(const block_run *r) { return &r->run->runtime->gemm->cpu->target->block; }
 
 static int product_count(const block_run *r) { return r->block->first_count + r->block->second_count; }
 
@@ -298,12 +299,13 @@ static opq_status run_one(block_run *r, const memory *m, int64_t row, int64_t ro
 /* Epilogues of what was summed over the rows of a matrix. */
 static void end_matrix(block_run *r, const memory *m, int64_t first_row)
 {
+    int64_t rows = numbers_of(r)->epilogue_rows;
     for (int i = r->block->first_count; i < product_count(r); i++) {
         const opq_contract *c = contract_of(r, i);
         const float *sums = (const float *)(m->data + r->own_at[i]);
-        for (int64_t at = 0; at < c->m && sums_rows(r, i); at += EPILOGUE_ROWS)
+        for (int64_t at = 0; at < c->m && sums_rows(r, i); at += rows)
             opq_run_tile(&r->tiles[i - r->block->first_count], first_row / r->matrix_rows, at,
-                         gemm_min(EPILOGUE_ROWS, c->m - at), 0, c->n, sums + at * c->n, c->n);
+                         gemm_min(rows, c->m - at), 0, c->n, sums + at * c->n, c->n);
     }
 }
 
@@ -344,13 +346,14 @@ static void run_units(void *data, int64_t begin, int64_t end)
 static void find_blocks(block_run *r)
 {
     const opq_block *block = r->block;
+    const opq_target_block *t = numbers_of(r);
     int64_t row_bytes = block->row_stride * (int64_t)sizeof(float);
     r->matrix_rows = INT64_MAX;
     for (int i = 0; i < product_count(r); i++)
         r->matrix_rows = gemm_min(r->matrix_rows, rows_of(r, i));
     r->causal = block->causal == r->matrix_rows;
-    int64_t most = CACHE_BYTES / (row_bytes * (block->place_count > 1 && block->sums ? block->place_count : 1));
-    most = most < ROWS_MIN ? ROWS_MIN : gemm_min(most, r->causal ? ROWS_CAUSAL_MAX : ROWS_MAX);
+    int64_t most = t->cache_bytes / (row_bytes * (block->place_count > 1 && block->sums ? block->place_count : 1));
+    most = most < t->rows_min ? t->rows_min : gemm_min(most, r->causal ? t->causal_rows_max : t->rows_max);
     int64_t step = 1; /* of the rule of sums over rows: those of a block go on with whole ones */
     for (int i = 0; i < product_count(r); i++)
         step = sums_rows(r, i) && 2 * contract_of(r, i)->pairs > step ? 2 * contract_of(r, i)->pairs : step;

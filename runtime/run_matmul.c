@@ -4,12 +4,12 @@
  * tile's corner and that access becomes the tile itself; nothing is compiled per size. An operand that comes back unchanged (a
  * weight) is packed at its second use and kept with its buffer: packed.h.
  */
+#include "fusion/target.h"
 #include "runtime/run.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { PADDING_MAX = 4, NEAR_INPUT_BYTES = 16 << 20 };
 /* Of a kernel over [m, n]: see opq_loops_dims_count. */
 enum { TILE_RANK = 2, DIMS_MAX = TILE_RANK + OPQ_ACCESS_MAX * (TILE_RANK + 3) };
 
@@ -78,7 +78,7 @@ static bool worth_packing(const opq_matmul_step *matmul, int o, const opq_storag
 {
     const opq_matrix *x = &matmul->matrix[o];
     int64_t count = element_count(matmul, o);
-    return count >= OPQ_PACKED_COUNT_MIN && !x->rows && !x->columns && storage->home == OPQ_HOME_input &&
+    return count >= opq_runs.packed_count_min && !x->rows && !x->columns && storage->home == OPQ_HOME_input &&
            (matmul->batch == 1 || x->batch_stride == 0) && matmul->outer_rank == 0 &&
            count * opq_dtype_bytes(x->dtype) <= storage->bytes;
 }
@@ -86,7 +86,7 @@ static bool worth_packing(const opq_matmul_step *matmul, int o, const opq_storag
 bool opq_step_reads_once(const opq_plan *plan, const opq_step *step, int o)
 {
     const opq_contract *c = &step->matmul->contract;
-    return (o == 0 ? c->n : c->m) == 1 && plan->input_bytes > NEAR_INPUT_BYTES &&
+    return (o == 0 ? c->n : c->m) == 1 && plan->input_bytes > opq_runs.near_input_bytes &&
            step->matmul->matrix[o].dtype != OPQ_i8; /* what packing turns takes longer than memory */
 }
 
@@ -94,7 +94,7 @@ bool opq_step_reads_once(const opq_plan *plan, const opq_step *step, int o)
 static bool may_pack(const opq_packed_key *key, int64_t bytes)
 {
     int64_t count = key->rows * key->columns; /* rows of whole panels */
-    return bytes > 0 && bytes <= PADDING_MAX * count * opq_dtype_bytes(key->to);
+    return bytes > 0 && bytes <= opq_runs.packed_times * count * opq_dtype_bytes(key->to);
 }
 
 opq_status opq_pack(opq_gemm *gemm, const opq_packed_key *key, const void *data, void *out)

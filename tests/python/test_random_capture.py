@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch_opaque import capture
 
 D = "opaque"
-WIDTH = 8
+WIDTH, WIDE = 8, 48
 PROGRAMS, BLOCK = 300, 25
 
 LAYERS = (
@@ -65,8 +65,33 @@ STEPS = (
     ("cpu tensor", lambda w, a, h, r: h + a["c"].to(D)),
     ("look back", lambda w, a, h, r: h + a["x"]),
     ("float64", lambda w, a, h, r: (h.double() * 2).float()),
+    ("bf16", lambda w, a, h, r: (h.bfloat16() * 1.5 + h.bfloat16()).float()),
+    ("product of bf16", lambda w, a, h, r: _of_wide(lambda x: x @ w.wide.bfloat16(), h)),
+    (
+        "attention of bf16",
+        lambda w, a, h, r: _of_wide(
+            lambda x: F.scaled_dot_product_attention(
+                x[None], x[None], x[None], is_causal=r.random() < 0.5
+            )[0],
+            h,
+        ),
+    ),
+    (
+        "recurrent layer of bf16",
+        lambda w, a, h, r: _of_wide(lambda x: w.recurrent(x[:, None])[0][:, 0], h),
+    ),
 )
 ENDS = ("value", "pair", "dict", "view", "loss", "argument", "before")
+
+
+def _of_wide(fn, h):
+    """What fn makes of a matrix of bf16 whose products have an instruction for pairs, where the processor has one: as large as h again."""
+    return (
+        h
+        + fn(h.repeat(-(-WIDE // len(h)), WIDE // WIDTH)[:WIDE].bfloat16())[
+            : len(h), :WIDTH
+        ].float()
+    )
 
 
 class World:
@@ -86,6 +111,8 @@ class World:
         )
         self.cache = torch.zeros(40, WIDTH, device=D)
         self.count = torch.zeros(())
+        self.wide = torch.randn(WIDE, WIDE, device=D)
+        self.recurrent = nn.GRU(WIDE, WIDE).bfloat16().to(D).requires_grad_(False)
         self.trains = r.random() < 0.5
         self.optimizer = r.choice(OPTIMIZERS)(self.net.parameters()) if self.trains else None
         self.zero_first, self.clips = r.random() < 0.5, r.random() < 0.3
