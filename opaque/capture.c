@@ -144,11 +144,15 @@ static void add_sink(maker *m, int i)
     made->replaces[sink->output] = alone ? replaceable(m, sink->cell) : -1;
 }
 
-/* Does somebody get what the cell held, as it was? */
-static bool is_given(const opq_capture *made, int32_t cell)
+/* Does somebody get what the cell held, as it was, or is a part of it a leaf of its own, of which the plan does not know where it lies? */
+static bool is_needed(const opq_capture *made, int32_t leaf)
 {
+    int32_t cell = made->leaves[leaf].cell;
     for (int i = 0; i < made->sink_count; i++)
         if (made->sinks[i].leaf >= 0 && made->leaves[made->sinks[i].leaf].cell == cell)
+            return true;
+    for (int i = 0; i < made->leaf_count; i++)
+        if (i != leaf && made->leaves[i].cell == cell)
             return true;
     return false;
 }
@@ -157,12 +161,30 @@ static bool is_given(const opq_capture *made, int32_t cell)
 static void settle_replacements(opq_capture *made)
 {
     for (int i = 0; i < made->output_count; i++) {
-        if (made->replaces[i] >= 0 && is_given(made, made->leaves[made->replaces[i]].cell))
+        if (made->replaces[i] >= 0 && is_needed(made, made->replaces[i]))
             made->replaces[i] = -1;
         for (int k = 0; k < i && made->replaces[i] >= 0; k++)
             if (made->replaces[k] == made->replaces[i])
                 made->replaces[i] = -1;
     }
+}
+
+/* Which leaves outputs may take the memory of: what they lie in stays one leaf, with its views. */
+static opq_status find_replaced(maker *m)
+{
+    opq_snapshot *s = &m->taken;
+    s->replaces.items = opq_room_take(&m->room, ((size_t)s->outputs.count + 1) * sizeof *s->replaces.items);
+    if (s->replaces.items == NULL)
+        return out_of_memory();
+    for (s->replaces.count = 0; s->replaces.count < s->outputs.count; s->replaces.count++)
+        s->replaces.items[s->replaces.count] = -1;
+    for (int i = 0; i < m->count; i++) {
+        int32_t code = s->asked.items[i];
+        for (int k = 0; k < s->leaves.count && m->cell_of[i] >= 0 && opq_code_set(code) == OPQ_SET_node; k++)
+            if (s->leaves.items[k] == m->capturing->met[m->cell_of[i]].leaf)
+                s->replaces.items[output_of_node(s, opq_code_number(code))] = k;
+    }
+    return OPQ_OK;
 }
 
 /* ---- */
@@ -296,6 +318,7 @@ static opq_status make(maker *m, int results, bool planned, opq_graph **out_grap
 {
     m->snapshot = &m->taken;
     if (planned) {
+        OPQ_TRY(find_replaced(m));
         OPQ_TRY(opq_snapshot_captured(&m->taken, &m->planned));
         m->snapshot = &m->planned;
     }

@@ -989,6 +989,59 @@ def test_old_contents_given_beside_what_is_written_over_them():
     assert plans(captured) == 1
 
 
+PARTS = {
+    "as it is": lambda part: part.clone(),
+    "turned": lambda part: part.t().clone(),
+    "computed": lambda part: part * 2,
+    "summed": lambda part: part.sum(1),
+    "a product": lambda part: part @ part.t(),
+}
+WRITES = {
+    "the part": lambda whole, part: part.add_(1),
+    "beside it": lambda whole, part: whole[3:7].mul_(3),
+    "all": lambda whole, part: whole.sub_(1),
+    "a column": lambda whole, part: whole[:, 2].fill_(7),
+}
+
+
+@pytest.mark.parametrize("writes", WRITES)
+@pytest.mark.parametrize("reads", PARTS)
+def test_a_part_is_read_as_it_was_before_the_whole_is_written(reads, writes):
+    """The memory of the whole is written to in place: the part that is read begins somewhere in it."""
+
+    def fn(whole):
+        part = whole[5:]
+        old = PARTS[reads](part)
+        WRITES[writes](whole, part)
+        return old, PARTS[reads](whole[4:9])
+
+    captured = capture(fn)
+    for _ in range(4):
+        whole = torch.randn(10, 8)
+        given = whole.to(D)
+        got = [*captured(given), given]
+        for x, w in zip(got, [*fn(whole), whole], strict=True):
+            torch.testing.assert_close(x.cpu(), w)
+    assert plans(captured) == 1
+
+
+def test_a_cache_whose_part_was_read_is_written_in_place():
+    cache = torch.zeros(1 << 10, 1 << 10, device=D)
+
+    def fn(row):
+        used = cache[:4].sum(0)
+        cache[5] = row + used
+        return cache[:8].sum()
+
+    captured = capture(fn)
+    for _ in range(3):
+        captured(torch.ones(1 << 10, device=D))
+    torch.opaque.reset_peak_memory_stats()
+    before = torch.opaque.max_memory_allocated()
+    assert captured(torch.ones(1 << 10, device=D)).item() == 1 << 10
+    assert torch.opaque.max_memory_allocated() < before + (1 << 20)
+
+
 def test_results_in_which_nothing_is_defined():
     fn = capture(lambda x: (x.new_empty(3, 2), x.new_zeros(0, 3), x + 1))
     for _ in range(4):

@@ -303,29 +303,33 @@ def test_a_training_step(optimizer, tmp_path):
 
 
 def test_state_of_a_module(tmp_path):
-    """In-place writes to buffers: a counter and a ring that old contents are read of."""
+    """In-place writes to buffers: a counter, and two of which old contents are read, of one a part."""
 
     class Counter(nn.Module):
         def __init__(self):
             super().__init__()
             self.register_buffer("count", torch.zeros(3))
             self.register_buffer("last", torch.zeros(3))
+            self.register_buffer("lately", torch.zeros(4, 3))
 
         def forward(self, x):
-            old = self.last.clone()
+            old, before = self.last.clone(), self.lately[1:3].clone()
             self.last.copy_(x)
+            self.lately.copy_(torch.cat([x[None], self.lately[:-1]]))
             self.count.add_(1)
-            return old, self.count
+            return old, self.count, before
 
     made = torch_opaque.export(Counter(), (torch.zeros(3),), tmp_path / "counter.so")
     with Model(made.library) as model:
-        last = torch.zeros(3)
+        last, lately = torch.zeros(3), [torch.zeros(3)] * 4
         for i in range(4):
-            x, got = torch.randn(3), [torch.zeros(3), torch.zeros(3)]
+            x, got = torch.randn(3), [torch.zeros(3), torch.zeros(3), torch.zeros(2, 3)]
             assert model.run((x,), got) == 0
             assert torch.equal(got[0], last) and torch.equal(got[1], torch.full((3,), i + 1.0))
+            assert torch.equal(got[2], torch.stack(lately[1:3]))
             got[1].fill_(-1)
             last = x.clone()
+            lately = [last, *lately[:3]]
             x.fill_(-1)  # the state is the model's own
 
 

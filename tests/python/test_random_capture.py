@@ -68,6 +68,10 @@ STEPS = (
     ("bf16", lambda w, a, h, r: (h.bfloat16() * 1.5 + h.bfloat16()).float()),
     ("product of bf16", lambda w, a, h, r: _of_wide(lambda x: x @ w.wide.bfloat16(), h)),
     (
+        "product rounded to bf16",
+        lambda w, a, h, r: _of_wide(lambda x: _rounded(x.float() / 3, w.wide), h),
+    ),
+    (
         "attention of bf16",
         lambda w, a, h, r: _of_wide(
             lambda x: F.scaled_dot_product_attention(
@@ -82,6 +86,16 @@ STEPS = (
     ),
 )
 ENDS = ("value", "pair", "dict", "view", "loss", "argument", "before")
+
+
+def _rounded(a, b):
+    """A product of f32 whose sums show by what rule they were made."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        return a @ b
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _of_wide(fn, h):

@@ -10,7 +10,7 @@ from test_export import Model, pytestmark, tensors  # noqa: F401
 from test_random_capture import World, _arguments
 
 D = "opaque"
-PROGRAMS, BLOCK = 64, 4
+PROGRAMS, BLOCK, TRIES = 64, 4, 8
 REFUSALS = (
     "writes to argument",  # in place
     "needs a value",
@@ -55,6 +55,10 @@ def outcome(seed: int, folder) -> str:
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("block", range(PROGRAMS // BLOCK))
 def test_programs(block, tmp_path):
-    found = {seed: outcome(seed, tmp_path) for seed in range(block * BLOCK, (block + 1) * BLOCK)}
-    wrong = {seed: what for seed, what in found.items() if what not in ("", "refused")}
-    assert not wrong
+    """Of each seed the first function that can be exported: half cannot, mostly because of what optimizers count on the CPU."""
+    for seed in range(block * BLOCK, (block + 1) * BLOCK):
+        for other in range(seed, seed + TRIES * PROGRAMS, PROGRAMS):
+            found = outcome(other, tmp_path)
+            if found != "refused":
+                break
+        assert found == "", other
