@@ -55,12 +55,25 @@ static bool is_long_behind(const opq_nest *n, int strip)
     return false;
 }
 
+/* Does a lane's element of some access in the strip lie apart from the next one's? */
+static bool has_lanes_apart(const opq_nest *n, int strip)
+{
+    const opq_stmt *loop = opq_nest_stmt(n, strip);
+    for (int i = strip + 1; i < loop->end; i++) {
+        const opq_stmt *stmt = opq_nest_stmt(n, i);
+        if (opq_stmt_walks(stmt) && n->k->accesses[stmt->access].buffer >= 0 &&
+            n->k->accesses[stmt->access].stride[loop->variable] > OPQ_STRIDE_one)
+            return true;
+    }
+    return false;
+}
+
 /* Accumulators of the inner two levels and the operands are to fit the registers: 8 of each on AVX-512. */
 static int width_for(opq_nest *n, int strip)
 {
     const opq_target *t = n->e->cpu->target;
-    int width = has_chain(n->k, strip) ? t->strip.vectors : t->strip.row_vectors,
-        variable = opq_nest_stmt(n, strip)->variable;
+    bool rows = !has_chain(n->k, strip) && !has_lanes_apart(n, strip);
+    int width = rows ? t->strip.row_vectors : t->strip.vectors, variable = opq_nest_stmt(n, strip)->variable;
     for (int i = strip + 1; i < opq_nest_stmt(n, strip)->end; i++) {
         if (opq_nest_is_loop(n, i) && opq_nest_stmt(n, i)->role == OPQ_LOOP_unroll)
             return opq_unroll_width(n, variable, i);

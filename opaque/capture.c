@@ -38,7 +38,7 @@ static opq_status list_values(maker *m, opq_cell *const *results, int count)
         if (value == NULL && i >= c->count)
             m->undefined[m->undefined_count++] = (opq_capture_sink){
                 .cell = -1 - (i - c->count), .output = -1, .leaf = -1, .bytes = results[i - c->count]->bytes};
-        if (value == NULL || (i < c->count && value == c->met[i].leaf))
+        if (value == NULL || (i < c->count && (!c->met[i].written || value == c->met[i].leaf)))
             continue;
         opq_value_retain(value);
         m->cell_of[m->count] = i < c->count ? i : -1 - (i - c->count);

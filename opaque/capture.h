@@ -29,12 +29,17 @@ opq_status opq_capturing_begin(opq_ctx *ctx, void *host, opq_capturing **out_cap
 /* That of this origin, NULL: none. Until it ends, values cannot be looked at: opq_materialize and opq_synchronize fail. */
 opq_capturing *opq_capturing_here(opq_ctx *ctx);
 void *opq_capturing_host(const opq_capturing *capturing);
+/* A number of its own, not 0; and that of this origin's in a cell's context, 0: nothing is captured. */
+uint32_t opq_capturing_id(const opq_capturing *capturing);
+uint32_t opq_capturing_of(const opq_cell *cell);
 /* A number that the caller gives at each call, as opq_value_scalar makes one; number: what it is now. */
 opq_status opq_value_number(opq_ctx *ctx, opq_dtype dtype, opq_number number, bool weak, int id,
                             opq_value **out_value) OPQ_MUST_CHECK;
 /* The cells so far, by first use. Borrowed: they live until the capturing is dropped. */
 int opq_capturing_cell_count(const opq_capturing *capturing);
 opq_cell *opq_capturing_cell(const opq_capturing *capturing, int index);
+/* A cell that was there before becomes one of them without being read; for tensors that look at it when the function is done. */
+void opq_capturing_meet(opq_capturing *capturing, opq_cell *cell);
 int opq_capturing_find(const opq_capturing *capturing, const opq_cell *cell);     /* -1: not met */
 bool opq_capturing_made_it(const opq_capturing *capturing, const opq_cell *cell); /* the cell is none of these */
 bool opq_capturing_wrote(const opq_capturing *capturing, int index);

@@ -35,6 +35,13 @@ opq_status opq_capturing_forbids(opq_ctx *ctx, opq_reason reason)
 }
 
 void *opq_capturing_host(const opq_capturing *c) { return c->host; }
+uint32_t opq_capturing_id(const opq_capturing *c) { return c->id; }
+
+uint32_t opq_capturing_of(const opq_cell *cell)
+{
+    const opq_capturing *here = opq_capturing_here(cell->ctx);
+    return here ? here->id : 0;
+}
 
 opq_status opq_capturing_begin(opq_ctx *ctx, void *host, opq_capturing **out_capturing)
 {
@@ -151,26 +158,34 @@ static opq_met *known(const opq_capturing *c, const opq_cell *cell)
     return i >= 0 ? &c->met[i] : NULL;
 }
 
+void opq_capturing_meet(opq_capturing *c, opq_cell *cell)
+{
+    if (known(c, cell) == NULL)
+        (void)meet(c, cell);
+}
+
 /* The cell's value, computed, as one that only it holds. NULL: it holds nothing, or there was no way. */
 static opq_value *own_leaf(opq_capturing *c, opq_cell *cell, bool *out_nothing)
 {
-    opq_value *old = opq_cell_value_unseen(cell), *leaf = NULL;
-    *out_nothing = old == NULL;
-    if (old == NULL)
-        return NULL;
     static const opq_scope alone = {.kind = OPQ_SCOPE_asked, .runs = true};
-    bool computed =
-        old->state == OPQ_VALUE_computed || opq_run_pending(c->ctx, &old, 1, &alone, OPQ_REASON_capture) == OPQ_OK;
-    if (computed && old->state == OPQ_VALUE_computed && opq_value_leaf(c->ctx, &old->type, old->buffer, &leaf) == OPQ_OK) {
-        opq_value_retain(leaf);
-        if (!opq_cell_replace_unseen(cell, &old, leaf)) {
-            opq_value_release(leaf);
-            opq_value_release(leaf);
-            leaf = NULL;
-        }
+    for (;;) {
+        opq_value *old = opq_cell_value_unseen(cell), *leaf = NULL;
+        *out_nothing = old == NULL;
+        if (old == NULL)
+            return NULL;
+        bool computed =
+            old->state == OPQ_VALUE_computed || opq_run_pending(c->ctx, &old, 1, &alone, OPQ_REASON_capture) == OPQ_OK;
+        bool made = computed && old->state == OPQ_VALUE_computed &&
+                    opq_value_leaf(c->ctx, &old->type, old->buffer, &leaf) == OPQ_OK;
+        if (made)
+            opq_value_retain(leaf);
+        bool replaced = made && opq_cell_replace_unseen(cell, &old, leaf);
+        opq_value_release(old);
+        if (!made || replaced)
+            return leaf;
+        opq_value_release(leaf); /* another thread was first: once more, of what the cell holds now */
+        opq_value_release(leaf);
     }
-    opq_value_release(old);
-    return leaf;
 }
 
 void opq_capturing_note(opq_cell *cell, bool write)

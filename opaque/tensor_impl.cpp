@@ -4,6 +4,7 @@
 #include <c10/core/Allocator.h>
 #include <unordered_map>
 
+#include "opaque/capture.h"
 #include "opaque/fork_mutex.h"
 
 namespace opq
@@ -100,7 +101,7 @@ bool seen_halves() { return halves.load(std::memory_order_relaxed); }
 
 OpaqueImpl::OpaqueImpl(c10::DispatchKeySet keys, caffe2::TypeMeta dtype, Cell cell, c10::IntArrayRef sizes,
                        c10::IntArrayRef strides, int64_t offset)
-    : Base(keys, dtype, opq::device(), std::move(cell), sizes)
+    : Base(keys, dtype, opq::device(), std::move(cell), sizes), made_in_(opq_capturing_of(this->cell()))
 {
     set_custom_sizes_strides(SizesStridesPolicy::Default);
     TensorImpl::set_sizes_and_strides(sizes, strides, offset);

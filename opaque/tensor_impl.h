@@ -64,7 +64,8 @@ class OpaqueImpl final : public at::OpaqueTensorImpl<Cell>
 
     opq_cell *cell() const { return opaque_handle().get(); }
     const Cell &cell_ref() const { return opaque_handle(); }
-    void set_cell(Cell cell); // for set_() and swaps of the underlying storage
+    uint32_t made_in() const { return made_in_; } // opq_capturing_id, 0: by no function that was captured
+    void set_cell(Cell cell);                     // for set_() and swaps of the underlying storage
     // Is a view of that tensor: an inference tensor if that is one, whatever mode there is now.
     void follow(const c10::TensorImpl &base);
 
@@ -85,6 +86,7 @@ class OpaqueImpl final : public at::OpaqueTensorImpl<Cell>
   private:
     void drop_token();
     mutable c10::Storage token_;
+    const uint32_t made_in_;
 };
 
 // The implementation behind a tensor of this device, or NULL: meta and fake tensors, wrappers, other devices.

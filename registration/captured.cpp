@@ -100,9 +100,11 @@ ResultTensor::ResultTensor(const Tensor &tensor)
 {
 }
 
-Tensor ResultTensor::on(Cell cell) const
+Tensor ResultTensor::on(Cell cell, int64_t shift) const
 {
-    Tensor tensor = make_tensor(std::move(cell), c10::scalarTypeToTypeMeta(dtype), sizes, strides, offset);
+    const caffe2::TypeMeta type = c10::scalarTypeToTypeMeta(dtype);
+    Tensor tensor =
+        make_tensor(std::move(cell), type, sizes, strides, offset + shift / static_cast<int64_t>(type.itemsize()));
     if (negative)
         tensor._set_neg(true);
     if (conjugate)
@@ -313,7 +315,7 @@ Tensor Captured::tensor_of(const ResultTensor &result, const Match &match, const
     switch (result.kind) {
     case ResultTensor::Kind::argument: return match.argument(result.index);
     case ResultTensor::Kind::kept: return kept_[result.index];
-    case ResultTensor::Kind::view: return result.on(held(match.cells[result.index]));
+    case ResultTensor::Kind::view: return result.on(held(match.cells[result.index]), match.shifts[result.index]);
     case ResultTensor::Kind::made: break;
     }
     return result.on(made[result.index]);

@@ -65,7 +65,7 @@ struct ResultTensor {
 
     ResultTensor() = default;
     explicit ResultTensor(const Tensor &tensor);
-    Tensor on(Cell cell) const; // a view of it, or a new one
+    Tensor on(Cell cell, int64_t shift = 0) const; // a view of it, or a new one; shift: bytes that it begins behind `offset`
 };
 
 struct Match {

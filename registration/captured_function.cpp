@@ -202,6 +202,8 @@ std::pair<py::tuple, py::dict> arguments(Capturing &capturing, const py::tuple &
     const Tree positional(args, leaves, free), named(kwargs, leaves, free);
     for (PyObject *const host : leaves.hosts)
         capturing.host_arguments.push_back(THPVariable_Unpack(host));
+    for (PyObject *const tensor : leaves.tensors)
+        capturing.arguments.push_back(THPVariable_Unpack(tensor).unsafeGetTensorImpl());
     if (leaves.numbers.empty())
         return {args, kwargs};
     std::vector<py::object> tensors, numbers, hosts;

@@ -70,9 +70,14 @@ void Captured::add_sources(const Capturing &capturing)
     }
 }
 
-// A tensor whose history or need of gradients the function changed is no input of a plan.
+// A tensor whose history or need of gradients the function changed is no input of a plan, nor is one that is another now (swap_tensors).
 bool Captured::check_history(Capturing &capturing) const
 {
+    for (size_t i = 0; i < capturing.arguments.size(); ++i)
+        if (example_[i].unsafeGetTensorImpl() != capturing.arguments[i]) {
+            capturing.refuse("it exchanges tensors that are arguments");
+            return false;
+        }
     for (const Reached &one : capturing.reached) {
         const Tensor tensor = alive(one);
         if (!tensor.defined())
@@ -85,6 +90,28 @@ bool Captured::check_history(Capturing &capturing) const
     return true;
 }
 
+namespace
+{
+
+// Else it was there before, with the cell that it has now, and is given as it is.
+bool is_made(const Tensor &tensor, const Capturing &capturing)
+{
+    return impl_of(tensor)->made_in() == opq_capturing_id(capturing.core) ||
+           opq_capturing_made_it(capturing.core, cell_of(tensor));
+}
+
+// Views that the function made of what was there before, and gives: of the cells that calls have.
+void meet_viewed(const Leaves &results, const Capturing &capturing)
+{
+    for (PyObject *const leaf : results.tensors) {
+        const Tensor &tensor = THPVariable_Unpack(leaf);
+        if (is_made(tensor, capturing) && !opq_capturing_made_it(capturing.core, cell_of(tensor)))
+            opq_capturing_meet(capturing.core, cell_of(tensor));
+    }
+}
+
+} // namespace
+
 ResultTensor Captured::describe(const Tensor &tensor, const Capturing &capturing)
 {
     ResultTensor result(tensor);
@@ -94,9 +121,7 @@ ResultTensor Captured::describe(const Tensor &tensor, const Capturing &capturing
     for (size_t i = 0; i < kept_.size(); ++i)
         if (kept_[i].is_same(tensor))
             return result.kind = ResultTensor::Kind::kept, result.index = i, result;
-    if (const int cell = opq_capturing_find(capturing.core, cell_of(tensor)); cell >= 0)
-        return result.kind = ResultTensor::Kind::view, result.index = static_cast<size_t>(cell), result;
-    if (!opq_capturing_made_it(capturing.core, cell_of(tensor))) { // it was there before, and nothing read it
+    if (!is_made(tensor, capturing)) {
         result.kind = ResultTensor::Kind::kept;
         result.index = kept_.size();
         kept_shapes_.emplace_back(tensor);
@@ -104,6 +129,8 @@ ResultTensor Captured::describe(const Tensor &tensor, const Capturing &capturing
         kept_.push_back(tensor);
         return result;
     }
+    if (const int cell = opq_capturing_find(capturing.core, cell_of(tensor)); cell >= 0)
+        return result.kind = ResultTensor::Kind::view, result.index = static_cast<size_t>(cell), result;
     for (; result.index < made_.size(); ++result.index)
         if (made_[result.index].get() == cell_of(tensor))
             return result;
@@ -218,7 +245,8 @@ std::unique_ptr<Captured> Captured::make(Capturing &capturing, const py::tuple &
                                          const py::object &result, const std::vector<int> &free, bool inspected)
 {
     std::unique_ptr<Captured> made(new Captured);
-    Leaves leaves;
+    Leaves leaves, given;
+    const Tree of_result(result, given);
     made->state_ = ThreadState::now();
     made->positional_ = args.size();
     for (const py::handle one : args)
@@ -232,6 +260,7 @@ std::unique_ptr<Captured> Captured::make(Capturing &capturing, const py::tuple &
     }
     if (!capturing.refused.empty() || !made->check_history(capturing))
         return nullptr;
+    meet_viewed(given, capturing);
     made->sort_tensors(capturing);
     made->add_sources(capturing);
     made->add_gradients(capturing);
@@ -262,6 +291,9 @@ std::unique_ptr<Captured> Captured::make(Capturing &capturing, const py::tuple &
         for (const int first : made->first_of_)
             users += first == made->first_of_[i];
         const int cell = opq_capturing_find(capturing.core, cell_of(made->example_[i]));
+        for (const ResultTensor &one : made->results_) // of other elements, which may lie at no whole number of them
+            users += one.kind == ResultTensor::Kind::view && static_cast<int>(one.index) == cell &&
+                     one.dtype != made->example_[i].scalar_type();
         made->shiftable_.push_back(users == 1 && (cell < 0 || opq_capture_shiftable(made->capture_.get(), cell)));
     }
     for (int i = 0; i < opq_capturing_cell_count(capturing.core); ++i)

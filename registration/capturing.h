@@ -81,7 +81,8 @@ class Capturing
     std::vector<NumberSource> numbers;
     HostProgram program;
     std::vector<Tensor> fresh;
-    std::vector<Tensor> host_arguments; // among the arguments
+    std::vector<Tensor> host_arguments;             // among the arguments
+    std::vector<const c10::TensorImpl *> arguments; // what those of the device were when it began
 
   private:
     bool is_constant(const Tensor &tensor);

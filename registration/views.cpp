@@ -12,6 +12,7 @@
 #include <sys/sysinfo.h>
 
 #include "below.h"
+#include "capturing.h"
 #include "journal.h"
 #include "nested.h"
 
@@ -107,6 +108,7 @@ Tensor window(const Tensor &self, caffe2::TypeMeta dtype, IntArrayRef sizes, Int
 {
     Tensor result = make_view(self, dtype, sizes, strides, offset);
     note_view(self);
+    note_reached(self);
     if (self.is_conj())
         result._set_conj(true);
     if (self.is_neg())
@@ -176,6 +178,7 @@ void view_like_meta(const OperatorHandle &op, Stack *stack)
         (*stack)[first] = std::move(meta);
         op.callBoxed(stack);
         note_view(self);
+        note_reached(self);
         const Tensor seen = stack->back().toTensor();
         // view(dtype) of PyTorch is an inference tensor in that mode, whatever self is.
         result = op.schema().overload_name() == "dtype"

@@ -199,13 +199,23 @@ def browser():
 
 @pytest.fixture
 def in_threads():
-    """in_threads(work, arguments) calls work with each argument in a thread of its own."""
+    """in_threads(work, arguments) calls work with each argument in a thread of its own. What one raises is raised."""
 
     def call(work, arguments):
-        threads = [threading.Thread(target=work, args=(one,)) for one in arguments]
+        raised = []
+
+        def run(one):
+            try:
+                work(one)
+            except Exception as error:
+                raised.append(error)
+
+        threads = [threading.Thread(target=run, args=(one,)) for one in arguments]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+        if raised:
+            raise raised[0]
 
     return call

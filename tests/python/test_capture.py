@@ -989,6 +989,80 @@ def test_old_contents_given_beside_what_is_written_over_them():
     assert plans(captured) == 1
 
 
+VIEWS = {
+    "slice": lambda x: x[1:],
+    "of two dimensions": lambda x: x.unsqueeze(0).expand(3, -1),
+    "detached": lambda x: x.detach(),
+    "data": lambda x: x.data,
+    "turned": lambda x: x.view(2, 2).t(),
+    "strides": lambda x: x.as_strided((2,), (2,), x.storage_offset()),
+    "bits": lambda x: x.view(torch.int32)[1:],
+    "bytes": lambda x: x.view(torch.uint8)[3:],
+    "several": lambda x: x.split(2)[1],
+}
+
+
+@pytest.mark.parametrize("also", ("alone", "read", "written"))
+@pytest.mark.parametrize("name", VIEWS)
+def test_results_that_are_views_of_arguments(name, also):
+    """Of those of each call, wherever they begin."""
+
+    def fn(x):
+        view = VIEWS[name](x)
+        if also == "written":
+            x.add_(1)
+        return view, x * 2 if also == "read" else None
+
+    captured = capture(fn)
+    for call in range(5):
+        whole = torch.randn(12)
+        at = call % 3 if call > 1 else 0
+        there = whole.to(D)
+        view, read = captured(there[at : at + 4])
+        wanted, read_wanted = fn(whole[at : at + 4])
+        assert view.dtype == wanted.dtype and same(view, wanted) and same(there, whole)
+        assert read is None or same(read, read_wanted)
+        there.mul_(3)
+        whole.mul_(3)
+        assert same(view, wanted)  # a window on the argument
+
+
+def test_views_that_were_there_before_are_given_as_they_are():
+    x = torch.zeros(4, device=D)
+    there = x[1:]
+    fn = capture(lambda x: (there, x + 1))
+    for n in range(3):
+        y = torch.full((4,), float(n), device=D) if n else x
+        assert fn(y)[0] is there
+
+
+def test_arguments_that_are_exchanged():
+    fn = capture(lambda a, b: torch.utils.swap_tensors(a, b))
+    for _ in range(3):
+        a, b = torch.zeros(2, device=D), torch.ones(2, device=D)
+        fn(a, b)
+        assert a.tolist() == [1.0, 1.0] and b.tolist() == [0.0, 0.0]
+
+
+def test_a_view_of_a_parameter_follows_it():
+    layer = nn.Linear(2, 2).to(D)
+    fn = capture(lambda: layer.weight[1:])
+    for _ in range(2):
+        assert same(fn(), layer.weight[1:])
+    layer.weight.data = torch.ones(2, 2, device=D)
+    assert fn().tolist() == [[1.0, 1.0]]
+    layer.weight = nn.Parameter(torch.zeros(2, 2, device=D))
+    assert fn().tolist() == [[0.0, 0.0]]
+
+
+def test_gradients_of_results_that_are_views():
+    fn = capture(lambda x: x[1:])
+    for n in range(4):
+        x = torch.full((3,), float(n), device=D, requires_grad=True)
+        (fn(x) * (n + 1)).sum().backward()
+        assert x.grad.tolist() == [0.0, n + 1.0, n + 1.0]
+
+
 PARTS = {
     "as it is": lambda part: part.clone(),
     "turned": lambda part: part.t().clone(),
@@ -1023,6 +1097,21 @@ def test_a_part_is_read_as_it_was_before_the_whole_is_written(reads, writes):
         for x, w in zip(got, [*fn(whole), whole], strict=True):
             torch.testing.assert_close(x.cpu(), w)
     assert plans(captured) == 1
+
+
+@pytest.mark.parametrize("first", (0, 3))
+def test_bits_are_read_as_they_were_before_the_number_is_written(first):
+    def fn(whole):
+        old = whole.view(torch.int32)[first:].clone()
+        whole.add_(1)
+        return old
+
+    captured = capture(fn)
+    for _ in range(4):
+        whole = torch.randn(10, 8)
+        given = whole.to(D)
+        got = [captured(given), given]
+        assert all(same(x, w) for x, w in zip(got, [fn(whole), whole], strict=True))
 
 
 def test_a_cache_whose_part_was_read_is_written_in_place():

@@ -10,6 +10,7 @@ import threading
 import torch
 import torch_opaque
 
+from .captured import captured
 from .oracle import Reference, unequal_bits
 
 
@@ -105,7 +106,7 @@ def inference(program, _fused) -> str:
         return unequal_bits(program.results("opaque"), program.results("cpu"))
 
 
-EXACT_WAYS = (unfused, again, eager, two_threads, inference)
+EXACT_WAYS = (unfused, again, eager, two_threads, inference, captured)
 
 
 def check_exact(program, ways=EXACT_WAYS) -> str:
