@@ -2,6 +2,8 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
+
 #include "captured.h"
 #include "lines.h"
 #include "python.h"
@@ -70,14 +72,15 @@ void Captured::add_sources(const Capturing &capturing)
     }
 }
 
-// A tensor whose history or need of gradients the function changed is no input of a plan, nor is one that is another now (swap_tensors).
+// A tensor whose history or need of gradients the function changed is no input of a plan, nor is one that
+// another one now is (swap_tensors).
 bool Captured::check_history(Capturing &capturing) const
 {
-    for (size_t i = 0; i < capturing.arguments.size(); ++i)
-        if (example_[i].unsafeGetTensorImpl() != capturing.arguments[i]) {
-            capturing.refuse("it exchanges tensors that are arguments");
-            return false;
-        }
+    const auto is = [](const c10::TensorImpl *before, const Tensor &now) { return now.unsafeGetTensorImpl() == before; };
+    if (!std::equal(capturing.arguments.begin(), capturing.arguments.end(), example_.begin(), example_.end(), is)) {
+        capturing.refuse("it exchanges tensors that are arguments, or what a list or dict among these holds");
+        return false;
+    }
     for (const Reached &one : capturing.reached) {
         const Tensor tensor = alive(one);
         if (!tensor.defined())

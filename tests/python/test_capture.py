@@ -1044,6 +1044,20 @@ def test_arguments_that_are_exchanged():
         assert a.tolist() == [1.0, 1.0] and b.tolist() == [0.0, 0.0]
 
 
+@pytest.mark.parametrize("change", (list.pop, lambda xs: xs.append(xs[0] + 1), list.reverse))
+def test_lists_of_arguments_that_change(change):
+    def fn(xs):
+        change(xs)
+        return xs[0] * 2
+
+    captured = capture(fn)
+    for call in range(4):
+        xs = [torch.full((2,), float(n + call), device=D) for n in range(3)]
+        ys = [x.cpu() for x in xs]
+        assert same(captured(xs), fn(ys)) and len(xs) == len(ys)
+        assert all(same(x, y) for x, y in zip(xs, ys))
+
+
 def test_a_view_of_a_parameter_follows_it():
     layer = nn.Linear(2, 2).to(D)
     fn = capture(lambda: layer.weight[1:])
