@@ -377,10 +377,9 @@ def product(n):
     """Of int8: exact sums, or a weight that the product widens. PyTorch's sums of one term are of memory that was never written, where the processor
     has AMX; test_low_precision.py has them."""
     rows, inner, columns = (n.choose(1, 2, 3, 5, 17, 40) for _ in range(3))
-    inner = max(inner, 2)
     turned = n.chance(0.5)
     y = n.new([columns, inner] if turned else [inner, columns], "int8") + ".t()" * turned
-    if n.chance(0.6):
+    if n.chance(0.6) and inner > 1:
         n.keep(f"torch._int_mm({n.new([rows, inner], 'int8')}, {y})")
     else:
         n.keep(f"values({rows}, {inner}, dtype=torch.float32) @ {y}.float() * 0.125", exact=False)
