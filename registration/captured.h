@@ -190,7 +190,7 @@ class Captured
     void add_gradients(Capturing &capturing);
     bool check_history(Capturing &capturing) const;
     ResultTensor describe(const Tensor &tensor, const Capturing &capturing);
-    void add_results(const py::object &result, Capturing &capturing);
+    void add_results(const Leaves &leaves, Capturing &capturing);
     bool check_escaped(Capturing &capturing);
     bool check_host(Capturing &capturing, const Leaves &leaves) const;
     bool match_arguments(Match &match, std::string *why);
@@ -205,7 +205,7 @@ class Captured
     void add_host_results(const Leaves &leaves, Capturing &capturing);
     c10::intrusive_ptr<torch::autograd::Node> make_node(const Match &match, const std::vector<Cell> &made,
                                                         const HostProgram::Run &host) const;
-    void find_differentiable(const py::object &result, const Capturing &capturing);
+    void find_differentiable(const Leaves &leaves, const Capturing &capturing);
     const Tensor &leaf(const Gradient &gradient, const Match &match) const;
 
     ThreadState state_{};

@@ -197,10 +197,8 @@ void Captured::add_host_results(const Leaves &leaves, Capturing &capturing)
     }
 }
 
-void Captured::add_results(const py::object &result, Capturing &capturing)
+void Captured::add_results(const Leaves &leaves, Capturing &capturing)
 {
-    Leaves leaves;
-    result_.emplace(result, leaves);
     add_host_results(leaves, capturing);
     for (PyObject *const leaf : leaves.tensors)
         results_.push_back(describe(THPVariable_Unpack(leaf), capturing));
@@ -222,10 +220,8 @@ bool Captured::check_escaped(Capturing &capturing)
     return false;
 }
 
-void Captured::find_differentiable(const py::object &result, const Capturing &capturing)
+void Captured::find_differentiable(const Leaves &leaves, const Capturing &capturing)
 {
-    Leaves leaves;
-    const Tree tree(result, leaves);
     for (size_t i = 0; i < results_.size(); ++i) {
         const bool own = results_[i].kind == ResultTensor::Kind::made || results_[i].kind == ResultTensor::Kind::view;
         if (!own || !results_[i].requires_grad)
@@ -249,7 +245,7 @@ std::unique_ptr<Captured> Captured::make(Capturing &capturing, const py::tuple &
 {
     std::unique_ptr<Captured> made(new Captured);
     Leaves leaves, given;
-    const Tree of_result(result, given);
+    made->result_.emplace(result, given);
     made->state_ = ThreadState::now();
     made->positional_ = args.size();
     for (const py::handle one : args)
@@ -267,8 +263,8 @@ std::unique_ptr<Captured> Captured::make(Capturing &capturing, const py::tuple &
     made->sort_tensors(capturing);
     made->add_sources(capturing);
     made->add_gradients(capturing);
-    made->add_results(result, capturing);
-    made->find_differentiable(result, capturing);
+    made->add_results(given, capturing);
+    made->find_differentiable(given, capturing);
     if (!made->check_escaped(capturing) || !made->check_host(capturing, leaves))
         return nullptr;
     opq_graph *graph = nullptr;
