@@ -232,7 +232,7 @@ static opq_status lower_parts(block *b, bool *out_fits)
     bool nested = opq_block_is_nested(b->in, &b->parts);
     *out_fits = false;
     for (int i = 0; i <= b->parts.count; i++) {
-        opq_lower_request request = {.group = b->rows + i, .by_row = true, .decided = true};
+        opq_lower_request request = {.group = b->rows + i, .by_row = true};
         opq_lowered lowered;
         OPQ_TRY(opq_group_lower(b->g, b->members, b->member_count, request, arena, &lowered));
         if (lowered.refusal != OPQ_REFUSAL_none ||

@@ -16,8 +16,7 @@
 /* The products of one left operand: those of them that are one group so far. */
 typedef struct family {
     opq_grouper *g;
-    opq_arena arena; /* of the parts */
-    int32_t open;    /* the group */
+    int32_t open; /* the group */
     opq_bound parts[OPQ_PRODUCTS_MAX];
     int count;
 } family;
@@ -55,13 +54,12 @@ static bool are_alike(const opq_grouper *g, opq_ref a, opq_ref b)
            opq_node_int(x, OPQ_ATTR_transpose_a, 0) == opq_node_int(y, OPQ_ATTR_transpose_a, 0);
 }
 
-/* The group as the plan will lower it. */
 static opq_status lower_part(family *f, int32_t id, opq_bound *out_part, bool *out_fits)
 {
     const opq_group *group = &f->g->groups[id];
     opq_lowered lowered;
-    OPQ_TRY(opq_group_lower(f->g, group->members, group->count, (opq_lower_request){.group = id, .decided = true},
-                            &f->arena, &lowered));
+    OPQ_TRY(opq_group_lower(f->g, group->members, group->count, (opq_lower_request){.group = id}, &f->g->scratch,
+                            &lowered));
     *out_fits = lowered.refusal == OPQ_REFUSAL_none && lowered.matmul >= 0 && !lowered.direct;
     *out_part = (opq_bound){lowered.loops, lowered.dims, lowered.buffers, lowered.scalars};
     return OPQ_OK;
@@ -80,7 +78,7 @@ static opq_status try_part(family *f, int32_t id, bool *out_joined)
         OPQ_TRY(lower_part(f, i < f->count ? f->open : id, &f->parts[i], &fits));
     if (!fits)
         return OPQ_OK;
-    opq_status status = opq_loops_join(f->parts, f->count + 1, &(opq_kept){0}, false, &f->arena, &joined);
+    opq_status status = opq_loops_join(f->parts, f->count + 1, &(opq_kept){0}, false, &f->g->scratch, &joined);
     if (status == OPQ_UNSUPPORTED)
         return OPQ_OK;
     OPQ_TRY(status);
@@ -99,7 +97,7 @@ static bool is_product_of(const opq_grouper *g, opq_ref n, opq_ref left)
 
 static opq_status join_products(family *f, opq_ref left)
 {
-    const opq_grouper *g = f->g;
+    opq_grouper *g = f->g;
     opq_ref first = -1, before = -1;
     for (int32_t u = g->first_user[left]; u < g->first_user[left + 1]; u++) {
         opq_ref n = g->users[u];
@@ -116,16 +114,14 @@ static opq_status join_products(family *f, opq_ref left)
         f->open = id;
         f->count = 1;
     }
-    opq_arena_drop(&f->arena);
+    opq_arena_drop(&f->g->scratch);
     return OPQ_OK;
 }
 
 opq_status opq_group_products(opq_grouper *g)
 {
     family f = {.g = g};
-    opq_status status = OPQ_OK;
-    for (opq_ref n = 0; n < g->in->count && status == OPQ_OK; n++)
-        status = join_products(&f, n);
-    opq_arena_drop(&f.arena);
-    return status;
+    for (opq_ref n = 0; n < g->in->count; n++)
+        OPQ_TRY(join_products(&f, n));
+    return OPQ_OK;
 }

@@ -72,8 +72,8 @@ bool opq_group_stores(const opq_grouper *g, opq_ref n, const int32_t *ids, int c
 void opq_group_sort(opq_ref *members, int count); /* descending */
 /* In g->trial: the members that these groups and n (-1: nobody) have together. */
 opq_status opq_group_collect(opq_grouper *g, opq_ref n, const int32_t *ids, int count, int *out_total) OPQ_MUST_CHECK;
-/* Lowers those of the members, which descend, that are request.group. */
-opq_status opq_group_lower(const opq_grouper *g, const opq_ref *members, int count, opq_lower_request request,
+/* Lowers those of the members, which descend, that are request.group; `arena` as in opq_lower. */
+opq_status opq_group_lower(opq_grouper *g, const opq_ref *members, int count, opq_lower_request request,
                            opq_arena *arena, opq_lowered *out_lowered) OPQ_MUST_CHECK;
 /* After a trial their members are theirs again. */
 void opq_group_restore(opq_grouper *g, const int32_t *ids, int count);

@@ -60,10 +60,10 @@ void opq_group_restore(opq_grouper *g, const int32_t *ids, int count)
             g->result.group_of[g->groups[ids[i]].members[k]] = ids[i];
 }
 
-opq_status opq_group_lower(const opq_grouper *g, const opq_ref *members, int count, opq_lower_request request,
+opq_status opq_group_lower(opq_grouper *g, const opq_ref *members, int count, opq_lower_request request,
                            opq_arena *arena, opq_lowered *out_lowered)
 {
-    opq_ref *own = opq_arena_alloc(arena, 2 * (size_t)count * sizeof *own), *stored = own + count;
+    opq_ref *own = opq_arena_alloc(&g->scratch, 2 * (size_t)count * sizeof *own), *stored = own + count;
     if (own == NULL)
         return opq_fail(OPQ_NO_MEMORY, "group: out of memory");
     for (int i = count - 1; i >= 0; i--) {
@@ -89,8 +89,8 @@ opq_status opq_group_measure(opq_grouper *g, opq_ref n, const int32_t *ids, int 
     OPQ_TRY(opq_group_collect(g, n, ids, count, &total));
     for (int i = 0; i < total; i++)
         g->result.group_of[g->trial[i]] = ids[0];
-    opq_status status = opq_group_lower(g, g->trial, total, (opq_lower_request){.group = ids[0]}, &g->scratch, &lowered);
-    *out_refusal = lowered.refusal;
+    opq_status status = opq_group_lower(g, g->trial, total, (opq_lower_request){.group = ids[0]}, NULL, &lowered);
+    *out_refusal = lowered.loss != OPQ_REFUSAL_none ? lowered.loss : lowered.refusal;
     *out_fill = (opq_fill){lowered.fill, lowered.argument_count, lowered.load_count};
     opq_arena_drop(&g->scratch);
     opq_group_restore(g, ids + 1, count - 1);

@@ -59,9 +59,8 @@ opq_status opq_group_whole(opq_grouper *g, bool *out_whole)
         if (g->is_output[members[i]])
             stored[request.stored_count++] = members[i];
     }
-    OPQ_TRY(opq_lower(&request, &g->scratch, &lowered));
-    opq_arena_drop(&g->scratch);
-    *out_whole = lowered.refusal == OPQ_REFUSAL_none;
+    OPQ_TRY(opq_lower(&request, NULL, &lowered));
+    *out_whole = lowered.refusal == OPQ_REFUSAL_none && lowered.loss == OPQ_REFUSAL_none;
     for (int i = 0; i < request.member_count && !*out_whole; i++)
         g->result.group_of[members[i]] = -1;
     g->group_count = *out_whole;

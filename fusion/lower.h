@@ -1,5 +1,5 @@
 /* Lowering: a set of nodes becomes one tree of loops. Legality is this function: what lowers can be one kernel, what does not has a
- * named reason. Grouping tries and keeps; the plan lowers again what was kept.
+ * named reason. So has what can be one and would lose by it, which is for grouping to heed: whoever asks gets the same kernel.
  */
 #ifndef OPAQUE_FUSION_LOWER_H
 #define OPAQUE_FUSION_LOWER_H
@@ -58,18 +58,18 @@ typedef struct opq_lower_request {
     const uint8_t *in_memory; /* per node, or NULL: views that will be stored although they have no group yet */
     const opq_ref *members, *stored;
     int member_count, stored_count;
-    bool by_row;  /* rows one after another, each whole: what a block kernel's are */
-    bool decided; /* grouping is over: refuse what cannot be one kernel, not what costs more than it saves */
-    bool counts;  /* an iota is counted, also where it is stored */
+    bool by_row; /* rows one after another, each whole: what a block kernel's are */
+    bool counts; /* an iota is counted, also where it is stored */
 } opq_lower_request;
 
 /* The answer. Buffers, in kernel argument order, name the graph value whose dense memory they are. */
 typedef struct opq_lowered {
-    opq_refusal refusal;
+    opq_refusal refusal; /* why it cannot be one kernel */
+    opq_refusal loss;    /* why, of several nodes, it costs more than it saves */
     int argument_count;
     int fill; /* of OPQ_BODY_MAX: statements, or half of the values that became one, of which there may be twice as many */
     int load_count;
-    opq_loops loops; /* without a name; empty unless `decided` */
+    opq_loops loops; /* without a name; empty, as the arrays are, if nobody asked for it */
     opq_ref *buffers;
     opq_ref *scalars;
     int64_t *dims;
@@ -77,7 +77,7 @@ typedef struct opq_lowered {
     bool direct;    /* its product is made by the kernel itself */
 } opq_lowered;
 
-/* `arena` holds the answer. OPQ_OK also for a refusal. */
+/* `arena` holds the kernel; NULL: whether there is one is all that is asked. OPQ_OK also for a refusal. */
 opq_status opq_lower(const opq_lower_request *request, opq_arena *arena, opq_lowered *out_lowered) OPQ_MUST_CHECK;
 
 /* Is unit u of the loops row u of the node's dense memory, of so many columns, and does every access walk it along its one other loop? Of

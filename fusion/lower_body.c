@@ -14,6 +14,12 @@ int opq_lower_refuse(opq_lower_state *state, opq_refusal refusal)
     return -1;
 }
 
+void opq_lower_lose(opq_lower_state *state, opq_refusal loss)
+{
+    if (state->out->loss == OPQ_REFUSAL_none && state->request->member_count > 1)
+        state->out->loss = loss;
+}
+
 /* Moved, never computed with: raw words are integers of their width to codegen. */
 static opq_dtype memory_dtype(opq_dtype dtype)
 {
@@ -162,26 +168,26 @@ int opq_lower_const(opq_lower_state *state, const opq_node *node)
     return opq_lower_push(state, &made);
 }
 
-bool opq_lower_repeats(const opq_lower_state *state, const opq_node *node, const opq_index_map *map)
+void opq_lower_repeats(opq_lower_state *state, const opq_node *node, const opq_index_map *map)
 {
     int64_t turns = 1;
-    if ((opq_node_info(node)->flags & OPQ_FLAG_CHEAP) || state->request->member_count == 1 || state->request->decided)
-        return false;
+    if (opq_node_info(node)->flags & OPQ_FLAG_CHEAP)
+        return;
     for (int l = 0; l < state->space.rank; l++) {
         bool moves = false;
         for (int d = 0; d < node->type.rank; d++)
             moves = moves || map->dim[d].coef[l] != 0 || map->dim[d].coef[OPQ_AT] != 0;
         turns *= moves ? state->space.extent[l] : 1;
     }
-    return turns > opq_type_count(&node->type);
+    if (turns > opq_type_count(&node->type))
+        opq_lower_lose(state, OPQ_REFUSAL_recompute);
 }
 
 static int emit_random(opq_lower_state *state, const opq_node *node, const opq_index_map *map)
 {
     opq_affine linear = opq_affine_linear(map, &node->type);
     opq_index_map none = {0};
-    if (opq_lower_repeats(state, node, map))
-        return opq_lower_refuse(state, OPQ_REFUSAL_recompute);
+    opq_lower_repeats(state, node, map);
     int index = emit_number(state, &linear);
     int seed = index < 0 ? -1 : opq_lower_emit(state, node->operand[0], &none);
     int offset = seed < 0 ? -1 : opq_lower_emit(state, node->operand[1], &none);
@@ -223,8 +229,7 @@ static int emit_elementwise(opq_lower_state *state, const opq_node *node, const 
 {
     opq_stmt made = opq_lower_stmt(node->op, opq_compute_dtype(node->type.dtype), -1, -1);
     opq_index_map operand_map;
-    if (opq_lower_repeats(state, node, map))
-        return opq_lower_refuse(state, OPQ_REFUSAL_recompute);
+    opq_lower_repeats(state, node, map);
     if (opq_node_divides(node) && !covers(state, node, map))
         return opq_lower_refuse(state, OPQ_REFUSAL_part);
     for (int k = 0; k < node->arity; k++) {

@@ -63,6 +63,7 @@ void opq_lower_sweeps(opq_lower_state *state, bool choose)
     for (int i = state->body_count - 1; i >= 0; i--) {
         const opq_stmt *stmt = &state->body[i];
         uint8_t own = (uint8_t)(1u << state->sweep[i]);
+        state->keeps[i] = state->keeps[i] && !choose;
         if (opq_stmt_is_root(stmt->op) || opq_op_reduces(stmt->op) || (state->depends[i] & inside) == 0)
             state->sweeps[i] = own;
         else if (choose && l->role[last] == OPQ_ROLE_reduced_inner && state->depends[i] >> last & 1 && !is_cheap(stmt))
@@ -79,10 +80,10 @@ static void check_row_size(opq_lower_state *state)
 {
     int64_t row;
     (void)opq_lower_index(&state->space, false, true, &row);
-    for (int i = 0; i < state->body_count && row > opq_trees.row_max && !state->request->decided; i++) {
+    for (int i = 0; i < state->body_count && row > opq_trees.row_max; i++) {
         unsigned sweeps = state->keeps[i] ? 1u << state->sweep[i] : state->sweeps[i];
         if ((state->depends[i] & opq_lower_inside(&state->loops)) != 0 && sweeps > 1)
-            opq_lower_refuse(state, OPQ_REFUSAL_row_size);
+            opq_lower_lose(state, OPQ_REFUSAL_row_size);
     }
 }
 
@@ -99,25 +100,23 @@ static bool is_repeated(uint16_t depends, const opq_lower_loops *l)
 }
 
 /* Dear work inside a loop that it does not depend on is done again on each turn, or, where that loop has the lanes and is short, for one
- * element at a time. A node alone has nobody to share its work with. */
+ * element at a time. */
 static void check_recompute(opq_lower_state *state)
 {
     const opq_lower_loops *l = &state->loops;
     int again = 0, last = l->count - 1;
     bool few_lanes = state->column && l->extent[last] < opq_trees.short_loop;
     uint16_t inside = opq_lower_inside(l);
-    if (state->request->member_count == 1 || state->request->decided)
-        return;
     for (int i = 0; i < state->body_count; i++) {
         const opq_stmt *stmt = &state->body[i];
         uint16_t depends = state->depends[i];
         bool computes = stmt->op < OPQ_OP_COUNT && stmt->operand[0] >= 0;
         if (few_lanes && computes && (depends & inside) != 0 && !(depends >> last & 1))
-            opq_lower_refuse(state, OPQ_REFUSAL_recompute);
+            opq_lower_lose(state, OPQ_REFUSAL_recompute);
         if (computes && is_repeated(depends, l)) {
             again++;
             if (!is_cheap(stmt) || again > opq_trees.broadcast_work_max)
-                opq_lower_refuse(state, OPQ_REFUSAL_recompute);
+                opq_lower_lose(state, OPQ_REFUSAL_recompute);
         }
     }
 }
@@ -210,8 +209,6 @@ static int find_longer(const opq_lower_state *state)
 /* The loop that has the lanes instead of the last one; -1: none. */
 static int find_lanes(const opq_lower_state *state)
 {
-    if (!state->request->decided)
-        return -1;
     return row_goes_across(state) || sequence_goes_across(state) ? state->loops.count - 2 : find_longer(state);
 }
 
@@ -257,8 +254,8 @@ static bool can_have_blocks(const opq_lower_state *state)
 static bool is_long_row(const opq_lower_state *state)
 {
     const opq_lower_loops *l = &state->loops;
-    return state->request->decided && !state->request->by_row && l->count == 1 &&
-           l->role[0] == OPQ_ROLE_reduced_inner && l->extent[0] >= opq_trees.blocks_min * OPQ_CHUNK;
+    return !state->request->by_row && l->count == 1 && l->role[0] == OPQ_ROLE_reduced_inner &&
+           l->extent[0] >= opq_trees.blocks_min * OPQ_CHUNK;
 }
 
 /* A loop over blocks around those of the row, and for each reduction a buffer of a result for each block. */
@@ -334,7 +331,7 @@ static bool has_many_streams(const opq_lower_state *state)
     const opq_lower_loops *l = &state->loops;
     int64_t elements = 1;
     int count = 0;
-    if (state->out->matmul < 0 || state->request->decided)
+    if (state->out->matmul < 0)
         return false;
     for (int i = 0; i < l->count; i++)
         elements *= l->role[i] == OPQ_ROLE_k ? 1 : l->extent[i];
@@ -375,27 +372,34 @@ static opq_status copy_out(opq_lower_state *state)
     return OPQ_OK;
 }
 
+/* Which loop has the lanes, and whether there are blocks. */
+static opq_status make_kernel(opq_lower_state *state)
+{
+    int lanes = find_lanes(state);
+    bool blocks = (is_sequence(&state->loops) || is_long_row(state)) && can_have_blocks(state);
+    if (lanes >= 0)
+        go_across(state, lanes);
+    if (blocks)
+        make_blocks(state);
+    if (lanes >= 0 || blocks) {
+        set_strides(state);
+        opq_lower_sweeps(state, true);
+    }
+    return copy_out(state);
+}
+
 opq_status opq_lower_finish(opq_lower_state *state)
 {
     opq_lower_order(state);
     if (state->out->matmul >= 0 && state->buffer_count == OPQ_BUFFER_MAX) /* its epilogue has one more: the tile */
         opq_lower_refuse(state, OPQ_REFUSAL_buffers);
-    if (has_many_streams(state))
-        opq_lower_refuse(state, OPQ_REFUSAL_streams);
     if (state->refusal != OPQ_REFUSAL_none)
         return OPQ_OK;
+    if (has_many_streams(state))
+        opq_lower_lose(state, OPQ_REFUSAL_streams);
     set_strides(state);
-    int lanes = find_lanes(state);
-    bool sequence = is_sequence(&state->loops);
-    bool blocks = (sequence || is_long_row(state)) && can_have_blocks(state);
-    if (sequence && (!blocks || state->request->by_row))
+    if (is_sequence(&state->loops) && (state->request->by_row || !can_have_blocks(state)))
         opq_lower_refuse(state, OPQ_REFUSAL_view);
-    if (lanes >= 0)
-        go_across(state, lanes);
-    if (blocks)
-        make_blocks(state);
-    if (lanes >= 0 || blocks)
-        set_strides(state);
     if (has_too_many_folds(state))
         opq_lower_refuse(state, OPQ_REFUSAL_reductions);
     if (state->refusal != OPQ_REFUSAL_none)
@@ -403,5 +407,5 @@ opq_status opq_lower_finish(opq_lower_state *state)
     opq_lower_sweeps(state, true);
     check_row_size(state);
     check_recompute(state);
-    return state->refusal == OPQ_REFUSAL_none && state->request->decided ? copy_out(state) : OPQ_OK;
+    return state->arena ? make_kernel(state) : OPQ_OK;
 }

@@ -269,9 +269,9 @@ static int load_matrix(opq_lower_state *state, opq_ref operand, opq_index_map *o
     opq_affine as_it_is = opq_affine_linear(own, &opq_node_at(state->graph, operand)->type);
     matrix found = {.memory = operand};
     if (!find_memory(state->graph, rq->group_of, rq->in_memory, &state->space, false, own, &found)) {
-        if (rq->decided)
-            return opq_lower_refuse(state, OPQ_REFUSAL_view);
-        return opq_lower_load(state, operand, &as_it_is); /* grouping will store it */
+        if (rq->in_memory && !rq->by_row) /* grouping will store it */
+            return opq_lower_load(state, operand, &as_it_is);
+        return opq_lower_refuse(state, OPQ_REFUSAL_view);
     }
     int16_t outer = state->guard;
     for (int g = 0; g < found.guards.count; g++)

@@ -48,8 +48,7 @@ int opq_lower_scan(opq_lower_state *state, const opq_node *node, const opq_index
     bool back;
     if (state->guard >= 0)
         return opq_lower_refuse(state, OPQ_REFUSAL_scan);
-    if (opq_lower_repeats(state, node, map))
-        return opq_lower_refuse(state, OPQ_REFUSAL_recompute);
+    opq_lower_repeats(state, node, map);
     if (!runs_over(state, &map->dim[axis], node->type.size[axis], &back) || !mark_loops(state, &map->dim[axis], back))
         return opq_lower_refuse(state, OPQ_REFUSAL_scan);
     for (int d = 0; d < node->type.rank; d++)

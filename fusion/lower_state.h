@@ -74,7 +74,7 @@ static inline bool opq_stmt_is_root(int op)
 typedef struct opq_lower_state {
     const opq_lower_request *request;
     const opq_graph *graph;
-    opq_arena *arena; /* of the answer */
+    opq_arena *arena; /* of the kernel; NULL: none is made */
     opq_arena maps;   /* of memos */
     opq_lowered *out;
     opq_refusal refusal;
@@ -133,14 +133,15 @@ int opq_lower_const(opq_lower_state *state, const opq_node *node);
 int opq_lower_cast(opq_lower_state *state, int operand, opq_dtype from, opq_dtype to);
 int opq_lower_iota(opq_lower_state *state, const opq_node *iota, const opq_affine *linear); /* its element */
 int opq_lower_refuse(opq_lower_state *state, opq_refusal refusal); /* -1; the first reason stays */
+void opq_lower_lose(opq_lower_state *state, opq_refusal loss);     /* so does this one; a node alone loses nothing */
 
 /* lower_view.c */
 int opq_lower_view(opq_lower_state *state, const opq_node *node, const opq_index_map *map);
 /* What is loaded from now on is there only where an index is in [0, extent): state->guard, which the caller puts back. False: refused. */
 bool opq_lower_guard(opq_lower_state *state, const opq_affine *index, int64_t extent);
 bool opq_pad_is_zero(const opq_node *pad);
-/* Would a dear value be computed more often than it has elements: broadcast, in overlapping windows, at indices? */
-bool opq_lower_repeats(const opq_lower_state *state, const opq_node *node, const opq_index_map *map);
+/* It loses if a dear value is computed more often than it has elements: broadcast, in overlapping windows, at indices. */
+void opq_lower_repeats(opq_lower_state *state, const opq_node *node, const opq_index_map *map);
 
 /* The loops of a product alone; `request` has no members. */
 bool opq_lower_product_space(const opq_lower_request *request, opq_ref product, opq_space *out_space);

@@ -276,8 +276,7 @@ opq_status opq_planner_lower(opq_planner *p, int32_t kernel, int32_t group, opq_
                                  .group = group,
                                  .members = members,
                                  .stored = stored,
-                                 .by_row = nodes->kind == OPQ_KERNEL_block,
-                                 .decided = true};
+                                 .by_row = nodes->kind == OPQ_KERNEL_block};
     for (opq_ref n = nodes->first; n < nodes->first + nodes->count; n++) {
         if (p->group_of[n] != group)
             continue;

@@ -15,7 +15,7 @@ typedef struct lowering {
 } lowering;
 
 /* Every node that can be a kernel's is in one group; the outputs are stored. */
-static lowering lower(opq_graph *graph, bool decided)
+static lowering lower(opq_graph *graph, bool makes)
 {
     lowering l = {.graph = graph};
     int32_t *group_of = calloc((size_t)graph->count * 2 + 1, sizeof *group_of);
@@ -32,9 +32,8 @@ static lowering lower(opq_graph *graph, bool decided)
                                  .members = members,
                                  .member_count = member_count,
                                  .stored = graph->outputs,
-                                 .stored_count = graph->output_count,
-                                 .decided = decided};
-    expect_ok(opq_lower(&request, &l.arena, &l.lowered));
+                                 .stored_count = graph->output_count};
+    expect_ok(opq_lower(&request, makes ? &l.arena : NULL, &l.lowered));
     free(group_of);
     return l;
 }
@@ -432,7 +431,7 @@ static opq_graph *many_sums(const char *name, int count, int64_t axis, bool chai
     return graph;
 }
 
-/* What code generation refuses, lowering refuses first, decided or not. */
+/* What code generation refuses, lowering refuses first, whether a kernel is asked for or not. */
 static void test_limits_of_reductions(void **state)
 {
     (void)state;
@@ -442,7 +441,7 @@ static void test_limits_of_reductions(void **state)
         expect_refusal(many_sums("chained", OPQ_SWEEP_MAX - 1, axis, true), OPQ_REFUSAL_none);
         expect_refusal(many_sums("too_deep", OPQ_SWEEP_MAX, axis, true), OPQ_REFUSAL_reductions);
         expect_refusal(many_sums("far_too_deep", 120, axis, true), OPQ_REFUSAL_reductions);
-        lowering l = lower(many_sums("decided", OPQ_REDUCTION_MAX + 1, axis, false), true);
+        lowering l = lower(many_sums("made", OPQ_REDUCTION_MAX + 1, axis, false), true);
         assert_int_equal(l.lowered.refusal, OPQ_REFUSAL_reductions);
         drop(&l);
     }
@@ -496,16 +495,19 @@ static void test_one_loop_too_many(void **state)
                    OPQ_REFUSAL_space);
 }
 
-/* What grouping decided is not refused for its cost again. */
-static void test_decided(void **state)
+/* What costs more than it saves is a kernel all the same, and whoever asks is told of both. */
+static void test_loss(void **state)
 {
     (void)state;
     static const char text[] = "graph @dear {\n  %0 = input f32[8]\n  %1 = input f32[4,8]\n  %2 = exp f32[8] %0\n  %3 "
                                "= add f32[4,8] %1, %2\n  output %3\n}\n";
-    expect_refusal(graph_of_text(text), OPQ_REFUSAL_recompute);
-    lowering l = lower(graph_of_text(text), true);
-    assert_int_equal(l.lowered.refusal, OPQ_REFUSAL_none);
-    drop(&l);
+    for (int makes = 0; makes < 2; makes++) {
+        lowering l = lower(graph_of_text(text), makes);
+        assert_int_equal(l.lowered.refusal, OPQ_REFUSAL_none);
+        assert_int_equal(l.lowered.loss, OPQ_REFUSAL_recompute);
+        assert_int_equal(l.lowered.loops.stmt_count > 0, makes);
+        drop(&l);
+    }
 }
 
 /* A remedy says what to do, or that there is nothing to do. */
@@ -674,7 +676,7 @@ int main(void)
         cmocka_unit_test(test_limits_of_reductions),
         cmocka_unit_test(test_all_dims),
         cmocka_unit_test(test_one_loop_too_many),
-        cmocka_unit_test(test_decided),
+        cmocka_unit_test(test_loss),
         cmocka_unit_test(test_every_refusal_has_a_name_a_text_and_a_remedy),
         cmocka_unit_test(test_matrices),
         cmocka_unit_test(test_bounds),
