@@ -222,7 +222,13 @@ bool Captured::take_gradient(Gradient &gradient, const Tensor &now)
 bool Captured::match_gradients(const Match &match, std::string *why)
 {
     for (Gradient &gradient : gradients_) {
-        const Tensor &now = leaf(gradient, match).grad();
+        const Tensor &of = leaf(gradient, match);
+        if (torch::autograd::impl::grad_fn_unsafe(of)) {
+            if (why)
+                *why = "what was a leaf is computed of others";
+            return false;
+        }
+        const Tensor &now = of.grad();
         if (gradient.any || (now.defined() ? now.is_same(gradient.before) : !gradient.before.defined()) ||
             take_gradient(gradient, now))
             continue;

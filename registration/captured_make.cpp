@@ -103,6 +103,18 @@ bool is_made(const Tensor &tensor, const Capturing &capturing)
            opq_capturing_made_it(capturing.core, cell_of(tensor));
 }
 
+// Its gradient, and what is written to it under a graph of its own, are the leaf's and not the plan's.
+bool makes_leaves(const Leaves &results, Capturing &capturing)
+{
+    const bool makes = std::any_of(results.tensors.begin(), results.tensors.end(), [&](PyObject *const leaf) {
+        const Tensor &tensor = THPVariable_Unpack(leaf);
+        return tensor.requires_grad() && tensor.is_leaf() && is_made(tensor, capturing);
+    });
+    if (makes)
+        capturing.refuse("a result is a leaf that it makes");
+    return makes;
+}
+
 // Views that the function made of what was there before, and gives: of the cells that calls have.
 void meet_viewed(const Leaves &results, const Capturing &capturing)
 {
@@ -257,7 +269,7 @@ std::unique_ptr<Captured> Captured::make(Capturing &capturing, const py::tuple &
         made->example_.push_back(THPVariable_Unpack(leaf));
         made->shapes_.emplace_back(made->example_.back());
     }
-    if (!capturing.refused.empty() || !made->check_history(capturing))
+    if (!capturing.refused.empty() || !made->check_history(capturing) || makes_leaves(given, capturing))
         return nullptr;
     meet_viewed(given, capturing);
     made->sort_tensors(capturing);

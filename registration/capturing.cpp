@@ -1,5 +1,6 @@
 #include "capturing.h"
 
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/utils/python_symnode.h>
 
@@ -34,6 +35,9 @@ void Capturing::end()
     if (ended_)
         return;
     ended_ = true;
+    for (const Reached &one : reached)
+        if (one.node)
+            one.node->del_post_hook(one.hook);
     --open_capturings;
     opq_capturing_end(core);
 }
@@ -43,6 +47,25 @@ Capturing::~Capturing()
     end();
     opq_capturing_drop(core);
 }
+
+namespace
+{
+
+// Of what a tensor that was there before was made of, another call knows nothing.
+struct GoesThrough : torch::autograd::FunctionPostHook {
+    explicit GoesThrough(Capturing &capturing) : capturing_(capturing) {}
+    torch::autograd::variable_list operator()(const torch::autograd::variable_list &made,
+                                              const torch::autograd::variable_list &) override
+    {
+        capturing_.refuse("a gradient goes through what was computed before it");
+        return made;
+    }
+
+  private:
+    Capturing &capturing_;
+};
+
+} // namespace
 
 void Capturing::reach(const Tensor &tensor)
 {
@@ -56,9 +79,15 @@ void Capturing::reach(const Tensor &tensor)
                 tensor.requires_grad(),
                 torch::autograd::impl::grad_fn_unsafe(tensor),
                 {},
-                false};
-    if (one.requires_grad && !one.grad_fn)
+                false,
+                {},
+                0};
+    if (one.grad_fn && !forward_ && impl->made_in() != opq_capturing_id(core)) {
+        one.node = tensor.grad_fn();
+        one.hook = one.node->add_post_hook(std::make_unique<GoesThrough>(*this));
+    } else if (one.requires_grad && !one.grad_fn) {
         one.grad = tensor.grad();
+    }
     reached.push_back(std::move(one));
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/core/Generator.h>
+#include <torch/csrc/autograd/node.h>
 
 #include <atomic>
 #include <mutex>
@@ -24,8 +25,10 @@ struct Reached {
     WeakImpl impl;
     bool requires_grad;
     const void *grad_fn;
-    Tensor grad; // of a leaf
-    bool asked;  // Python read or set its gradient
+    Tensor grad;                                    // of a leaf
+    bool asked;                                     // Python read or set its gradient
+    c10::intrusive_ptr<torch::autograd::Node> node; // that made it, which says if a gradient goes through it, by its hook
+    uintptr_t hook;
 };
 
 // Draws of one generator: offsets are counted from where it stood.

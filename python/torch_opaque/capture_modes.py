@@ -14,6 +14,8 @@ from .numbers import is_number, number
 _GRADIENTS = tuple(
     getattr(torch.Tensor.grad, name) for name in ("__get__", "__set__", "__delete__")
 )
+# A gradient begins at what these are given first.
+_BACKWARD = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 _aten = torch.ops.aten
 
 # Functions that take a tensor or a number in the same place: beside an f32 or f64 tensor a number becomes one of this dtype without dims,
@@ -131,6 +133,11 @@ class Functions(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _GRADIENTS and _C.has_cell(args[0]):
             self.capturing.reach_gradient(args[0])
+        elif func in _BACKWARD:
+            roots = args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))
+            for root in tree_leaves(roots):
+                if _C.has_cell(root):
+                    self.capturing.reach(root)
         elif func is torch.Tensor.item and args[0].device.type == "cpu":
             register = self.capturing.item(args[0])
             if register is not None:

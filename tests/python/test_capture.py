@@ -1077,6 +1077,98 @@ def test_gradients_of_results_that_are_views():
         assert x.grad.tolist() == [0.0, n + 1.0, n + 1.0]
 
 
+class Before:
+    """A function whose backward() goes through what was computed before it."""
+
+    def __init__(self, begin, device):
+        self.leaf = torch.ones(3, device=device, requires_grad=True)
+        self.kept = self.leaf + 1  # whose graph may be gone through again and again
+        self.begin = begin
+
+    def call(self, x, made):
+        self.begin(self, x, made)
+        return x * 1, self.leaf.grad
+
+    def calls(self, wrap):
+        """Of what it closes over, which is the same, and of an argument, which is not."""
+        fn = wrap(self.call)
+        for n in range(5):
+            x = torch.full((3,), float(n), device=self.leaf.device)
+            made = self.leaf * (n + 1) if n % 2 else self.leaf + n
+            yield [None if one is None else one.tolist() for one in fn(x, made)]
+
+
+def _ask(before, x, made):
+    before.leaf.grad = torch.autograd.grad((made * x).sum(), before.leaf)[0]
+
+
+BEGINS = {
+    "a loss of it": lambda before, x, made: (before.kept * x).sum().backward(),
+    "what comes in for it": lambda before, x, made: before.kept.backward(x),
+    "a list": lambda before, x, made: torch.autograd.backward([before.kept], [x]),
+    "a loss of an argument": lambda before, x, made: (made * x).sum().backward(),
+    "an argument": lambda before, x, made: made.sum().backward(),
+    "a part of an argument": lambda before, x, made: (made[1:] * x[1:]).sum().backward(),
+    "asked for": _ask,
+}
+
+
+@pytest.mark.parametrize("begin", BEGINS)
+def test_gradients_through_what_was_computed_before(begin):
+    captured = []
+
+    def wrap(fn):
+        captured.append(capture(fn))
+        return captured[0]
+
+    wanted = list(Before(BEGINS[begin], "cpu").calls(lambda fn: fn))
+    assert list(Before(BEGINS[begin], D).calls(wrap)) == wanted
+    assert "a gradient goes through what was computed before it" in str(captured[0].summary())
+
+
+def test_gradients_that_end_at_what_was_computed_before_are_captured():
+    def fn(x):
+        return torch.autograd.grad(x.square().sum(), x)[0]
+
+    captured, leaf = capture(fn), torch.ones(3, device=D, requires_grad=True)
+    for n in range(4):
+        assert captured(leaf * n).tolist() == [2.0 * n] * 3
+    assert "not captured" not in str(captured.summary())
+
+
+def test_gradients_of_views_of_parameters_are_captured():
+    weight = torch.ones(3, 2, device=D, requires_grad=True)
+    captured = capture(lambda x: (weight.t()[0] * x).sum().backward())
+    for n in range(3):
+        captured(torch.full((3,), float(n), device=D))
+    assert weight.grad.tolist() == [[3.0, 0.0]] * 3
+    assert plans(captured) == 2 and "not captured" not in str(captured.summary())
+
+
+def test_leaves_that_are_made_are_results():
+    def fn(x):
+        leaf = (x * 2).requires_grad_()
+        (leaf * x).sum().backward()
+        return leaf
+
+    captured = capture(fn)
+    for n in range(3):
+        leaf = captured(torch.full((2,), float(n), device=D))
+        assert leaf.is_leaf and leaf.tolist() == [2.0 * n] * 2 and leaf.grad.tolist() == [n] * 2
+
+
+def test_leaves_that_become_results():
+    leaf = torch.ones(3, device=D, requires_grad=True)
+    fn = capture(lambda x: x.square().sum().backward())
+    for n in range(3):
+        fn(leaf)
+        assert leaf.grad.tolist() == [2.0 * (n + 1)] * 3
+    leaf.grad = None
+    for n in range(3):
+        fn(leaf * 3)
+        assert leaf.grad.tolist() == [18.0 * (n + 1)] * 3
+
+
 PARTS = {
     "as it is": lambda part: part.clone(),
     "turned": lambda part: part.t().clone(),
