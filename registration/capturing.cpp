@@ -70,7 +70,7 @@ struct GoesThrough : torch::autograd::FunctionPostHook {
 void Capturing::reach(const Tensor &tensor)
 {
     const OpaqueImpl *const impl = impl_or_null(tensor);
-    if (!impl || opq_capturing_made_it(core, impl->cell()))
+    if (!impl || impl->made_in() == opq_capturing_id(core) || opq_capturing_made_it(core, impl->cell()))
         return;
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!seen_.emplace(impl, reached.size()).second)
@@ -82,7 +82,7 @@ void Capturing::reach(const Tensor &tensor)
                 false,
                 {},
                 0};
-    if (one.grad_fn && !forward_ && impl->made_in() != opq_capturing_id(core)) {
+    if (one.grad_fn && !forward_) {
         one.node = tensor.grad_fn();
         one.hook = one.node->add_post_hook(std::make_unique<GoesThrough>(*this));
     } else if (one.requires_grad && !one.grad_fn) {

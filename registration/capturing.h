@@ -53,7 +53,7 @@ class Capturing
     Capturing(const Capturing &) = delete;
     Capturing &operator=(const Capturing &) = delete;
 
-    void reach(const Tensor &tensor);
+    void reach(const Tensor &tensor); // nothing, if the function made it, also as a view of what was there before
     void reach_gradient(const Tensor &tensor); // before its gradient is read or set
     // The function cannot be called without recording, and why, where it is the first reason.
     void refuse(const std::string &why);

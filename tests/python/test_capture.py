@@ -1145,6 +1145,39 @@ def test_gradients_of_views_of_parameters_are_captured():
     assert plans(captured) == 2 and "not captured" not in str(captured.summary())
 
 
+VIEWS_INSIDE = {
+    "turned": lambda x, w: x @ w.t(),
+    "reshaped": lambda x, w: x.view(-1).sin().view(3, 8) @ w.view(64).sin().view(8, 8),
+    "sliced": lambda x, w: x[:, :4] @ w[:4] * x[:1],
+    "cut": lambda x, w: torch.cat([a * b for a, b in zip(x.chunk(2, 1), w[:3].chunk(2, 1))], 1),
+    "expanded": lambda x, w: x[:, None, :].expand(3, 8, 8) * w,
+    "attention": lambda x, w: (
+        nn.functional.scaled_dot_product_attention(x[None], x[None], x[None])[0] @ w
+    ),
+    "as bits": lambda x, w: torch.view_as_complex(x.view(3, 4, 2)).abs() @ w[:4],
+}
+
+
+@pytest.mark.parametrize("view", VIEWS_INSIDE)
+@pytest.mark.parametrize("given", ("leaf", "computed", "no gradient"))
+def test_gradients_through_views_that_the_function_makes(view, given):
+    def gradients(wrap):
+        torch.manual_seed(0)
+        weight, leaf = (torch.randn(8, 8, device=D).requires_grad_() for _ in range(2))
+        fn, found = wrap(lambda x: VIEWS_INSIDE[view](x, weight)), []
+        for call in range(3):
+            x = torch.randn(3, 8, device=D, requires_grad=given == "leaf")
+            x = x * leaf.detach()[0] + leaf[1] if given == "computed" else x
+            fn(x).square().sum().backward()
+            found += [t.grad.clone() for t in (weight, leaf, x) if t.is_leaf and t.grad is not None]
+        return found, fn
+
+    wanted, _ = gradients(lambda fn: fn)
+    got, fn = gradients(capture)
+    assert len(got) == len(wanted) and all(same(a, b) for a, b in zip(got, wanted))
+    assert plans(fn) == 1 and "not captured" not in str(fn.summary())
+
+
 def test_leaves_that_are_made_are_results():
     def fn(x):
         leaf = (x * 2).requires_grad_()

@@ -2,6 +2,7 @@
 a step whose state is what its beginning made (stepped)."""
 
 import ast
+import functools
 import random
 import re
 
@@ -111,9 +112,24 @@ def _assigned(lines) -> set:
     }
 
 
-def _steps(program, wrap) -> list:
-    """Per call what the step gives, and what its state is then."""
+def _forward(lines) -> list:
+    """What stands before the first loss."""
+    ends = [i for i, line in enumerate(lines) if re.search("loss|grad|opt|backward|^for", line)]
+    return lines[: ends[0]] if ends else lines
+
+
+def _go_back(results):
+    """The gradient of a loss that is made of all that a function gives."""
+    wants = [v for v in results.values() if v.requires_grad and v.is_floating_point()]
+    if wants:
+        sum(v.square().mean() for v in wants).backward()
+
+
+def _steps(program, wrap, backward=True) -> list:
+    """Per call what the step gives, and what its state is then. backward: it is all of the program, else what stands before a loss, which is made
+    outside."""
     before, drawn, inside = _step_of(program)
+    inside = inside if backward else _forward(inside)
     space = {"SIDE": ("opaque", torch.float32, program.seed)}
     exec(_compiled(PRELUDE), space)
     own = set(space)
@@ -131,6 +147,8 @@ def _steps(program, wrap) -> list:
         torch.manual_seed(call)
         values = [eval(one, space) for one in drawn]
         all_ = dict(fn(*(space[name] for name in given), *values))
+        if not backward:
+            _go_back(all_)
         all_ |= {f"state {name}": space[name] for name in state}
         all_ |= {f"gradient of {k}": v.grad for k, v in all_.items() if _has_gradient(v)}
         found.append({n: x for k, v in all_.items() for n, x in _tensors(k, v).items()})
@@ -144,6 +162,11 @@ def _has_gradient(value) -> bool:
 def stepped(program, _fused) -> str:
     """As `captured`."""
     return _differs(program, _steps)
+
+
+def differentiated(program, _fused) -> str:
+    """As `captured`, of the gradient of a function."""
+    return _differs(program, functools.partial(_steps, backward=False))
 
 
 def captured(program, _fused) -> str:

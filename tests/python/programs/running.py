@@ -10,7 +10,7 @@ import threading
 import torch
 import torch_opaque
 
-from .captured import captured, stepped
+from .captured import captured, differentiated, stepped
 from .oracle import Reference, unequal_bits
 
 
@@ -75,7 +75,7 @@ def two_threads(program, fused) -> str:
     return unequal_bits(results[0], fused) or unequal_bits(results[1], fused)
 
 
-WAYS = (unfused, other_values, again, eager, float64, two_threads, stepped)
+WAYS = (unfused, other_values, again, eager, float64, two_threads, stepped, differentiated)
 
 
 def check(program, ways=WAYS) -> str:
