@@ -1165,7 +1165,7 @@ def test_gradients_through_views_that_the_function_makes(view, given):
         torch.manual_seed(0)
         weight, leaf = (torch.randn(8, 8, device=D).requires_grad_() for _ in range(2))
         fn, found = wrap(lambda x: VIEWS_INSIDE[view](x, weight)), []
-        for call in range(3):
+        for _ in range(3):
             x = torch.randn(3, 8, device=D, requires_grad=given == "leaf")
             x = x * leaf.detach()[0] + leaf[1] if given == "computed" else x
             fn(x).square().sum().backward()

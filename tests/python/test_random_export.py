@@ -17,6 +17,7 @@ REFUSALS = (
     "reads a tensor of the CPU",  # an optimizer that counts steps there
     "changes a tensor of the CPU",
     "as Python's number",
+    "goes through what was computed before it",
 )
 
 
