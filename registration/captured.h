@@ -134,6 +134,28 @@ struct Backward {
     std::vector<std::pair<at::ScalarType, Dims>> incoming;
 };
 
+// The graph of outputs, cut off where it goes on to inputs while the gradient between the two is recorded: what inputs were computed of, one of the
+// other maybe, and their hooks are no part of it. Each is met where `ends` are instead, leaves. An input that is there twice is met once.
+class CutGraph
+{
+  public:
+    CutGraph(const std::vector<Tensor> &outputs, const std::vector<Tensor> &inputs);
+    ~CutGraph() { restore(); }
+    CutGraph(const CutGraph &) = delete;
+    CutGraph &operator=(const CutGraph &) = delete;
+    void restore();
+    const std::vector<Tensor> &ends() const { return ends_; }
+
+  private:
+    struct Edge {
+        c10::intrusive_ptr<torch::autograd::Node> node;
+        size_t index;
+        torch::autograd::Edge before;
+    };
+    std::vector<Tensor> ends_;
+    std::vector<Edge> cut_;
+};
+
 class Captured
 {
   public:

@@ -2,6 +2,9 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <map>
+#include <unordered_set>
+
 #include "captured.h"
 #include "lines.h"
 
@@ -107,6 +110,44 @@ Cell own_copy(const Cell &cell)
 }
 
 } // namespace
+
+CutGraph::CutGraph(const std::vector<Tensor> &outputs, const std::vector<Tensor> &inputs)
+{
+    using torch::autograd::impl::gradient_edge;
+    std::map<std::pair<const torch::autograd::Node *, uint32_t>, torch::autograd::Edge> instead;
+    for (const Tensor &input : inputs) {
+        ends_.push_back(input.detach().requires_grad_());
+        const torch::autograd::Edge edge = gradient_edge(input);
+        instead.emplace(std::pair(edge.function.get(), edge.input_nr), gradient_edge(ends_.back()));
+    }
+    std::vector<c10::intrusive_ptr<torch::autograd::Node>> open;
+    std::unordered_set<const torch::autograd::Node *> seen;
+    for (const Tensor &output : outputs)
+        open.push_back(gradient_edge(output).function);
+    while (!open.empty()) {
+        const auto node = open.back();
+        open.pop_back();
+        if (!node || !seen.insert(node.get()).second)
+            continue;
+        for (size_t i = 0; i < node->next_edges().size(); ++i) {
+            torch::autograd::Edge &edge = node->next_edges()[i];
+            const auto found = instead.find({edge.function.get(), edge.input_nr});
+            if (found == instead.end()) {
+                open.push_back(edge.function);
+            } else {
+                cut_.push_back({node, i, edge});
+                edge = found->second;
+            }
+        }
+    }
+}
+
+void CutGraph::restore()
+{
+    for (const Edge &one : cut_)
+        one.node->next_edges()[one.index] = one.before;
+    cut_.clear();
+}
 
 bool Captured::add_backward(Capturing &capturing, const std::vector<Tensor> &incoming,
                             const std::vector<Tensor> &gradients)

@@ -340,13 +340,17 @@ void bind_capturing(py::module_ &m)
 
 void bind_draft(py::module_ &m, PyTypeObject *type)
 {
+    py::class_<CutGraph>(m, "CutGraph")
+        .def_property_readonly("ends", [](const CutGraph &c) { return listed(c.ends()); })
+        .def("restore", &CutGraph::restore);
     py::class_<Draft>(m, "CaptureDraft")
         .def_property_readonly("outputs", [](const Draft &d) { return listed(d.captured->outputs()); })
-        .def_property_readonly("inputs", [](const Draft &d) { return listed(d.captured->inputs()); })
         .def("add_backward",
              [](Draft &d, Capturing &c, const py::sequence &incoming, const py::sequence &gradients) {
                  return d.captured->add_backward(c, gradients_of(incoming), gradients_of(gradients));
              })
+        .def("cut",
+             [](const Draft &d) { return std::make_unique<CutGraph>(d.captured->outputs(), d.captured->inputs()); })
         .def("first_result", [](Draft &d) { return d.captured->first_result(); })
         .def_property_readonly("inspection", [](const Draft &d) { return d.captured->inspection; })
         .def("difference", // from the way of the function that was used last

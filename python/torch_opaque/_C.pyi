@@ -328,12 +328,17 @@ class Capturing:
         self, args: tuple, kwargs: dict, free: list[int], make: Callable
     ) -> tuple[tuple, dict]: ...
 
+class CutGraph:
+    ends: list[Tensor]
+    def restore(self) -> None: ...
+
 class CaptureDraft:
     """One way more of a function, in the making."""
 
     outputs: list[Tensor]
-    inputs: list[Tensor]
     inspection: Inspection | None
+    def cut(self) -> CutGraph:
+        """The graph of the outputs, which ends where the function began, until it is put back."""
     def add_backward(self, capturing: Capturing, incoming: Any, gradients: Any) -> bool: ...
     def first_result(self) -> Any: ...
     def leaks(self) -> bool: ...

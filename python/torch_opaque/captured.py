@@ -156,16 +156,18 @@ def _add_backward(draft, forward) -> str:
     if not outputs:
         return ""
     incoming = [torch.ones(o.shape, dtype=o.dtype, device=o.device) for o in outputs]
-    inputs = draft.inputs
+    cut = draft.cut()
     try:
         with _capturing(forward) as capturing:
             gradients = torch.autograd.grad(
-                outputs, inputs, incoming, retain_graph=True, allow_unused=True
+                outputs, cut.ends, incoming, retain_graph=True, allow_unused=True
             )
     except RuntimeError as error:
         if "backward through the graph a second time" in str(error):
             return ""  # the function went through it itself
         return f"its gradient cannot be captured: {error}"
+    finally:
+        cut.restore()
     return "" if draft.add_backward(capturing, incoming, gradients) else capturing.refused
 
 

@@ -1178,6 +1178,54 @@ def test_gradients_through_views_that_the_function_makes(view, given):
     assert plans(fn) == 1 and "not captured" not in str(fn.summary())
 
 
+# What a function is given of a leaf, and what it closes over.
+DEPENDENT = {
+    "of each other": (lambda x, w: (x, x.sin()), lambda w: lambda x, y: x * y),
+    "the same": (lambda x, w: (x, x), lambda w: lambda x, y: x * y.cos()),
+    "a view": (lambda x, w: (x, x.view(4, 4)), lambda w: lambda x, y: x[:2] * y[2:]),
+    "of a weight": (lambda x, w: (x @ w,), lambda w: lambda x: x.tanh() @ w),
+    "around a block": (lambda x, w: (x @ w, x), lambda w: lambda x, y: x.relu() + y * w),
+    "to two results": (lambda x, w: (x, x.sin()), lambda w: lambda x, y: (x * 2, y * 3)),
+}
+
+
+@pytest.mark.parametrize("hooks", (False, True))
+@pytest.mark.parametrize("leaf_itself", (False, True))
+@pytest.mark.parametrize("kind", DEPENDENT)
+def test_gradients_of_what_is_computed_of_each_other(kind, leaf_itself, hooks):
+    given, make = DEPENDENT[kind]
+
+    def gradients(wrap):
+        torch.manual_seed(0)
+        leaf, weight = (torch.randn(4, 4, device=D).requires_grad_() for _ in range(2))
+        fn, found = wrap(make(weight)), []
+        if hooks:
+            weight.register_hook(lambda g: g * 2)
+        for call in range(3):
+            leaf.grad = weight.grad = None
+            args = given(leaf if leaf_itself else leaf * (call + 1), weight)
+            if hooks:
+                args[0].register_hook(lambda g: g * 3)
+            result = fn(*args)
+            sum(result if isinstance(result, tuple) else (result,)).sum().backward()
+            found += [t.grad.clone() for t in (leaf, weight) if t.grad is not None]
+        return found, fn
+
+    wanted, _ = gradients(lambda fn: fn)
+    got, fn = gradients(capture)
+    assert len(got) == len(wanted) and all(same(a, b) for a, b in zip(got, wanted))
+    assert "not captured" not in str(fn.summary())
+
+
+def test_gradients_of_results_that_are_not_used():
+    """They are zeros: which of the results have a gradient is not known until backward()."""
+    fn = capture(lambda x, y: (x * 2, y * 3))
+    for _ in range(2):
+        x, y = (torch.ones(2, device=D, requires_grad=True) for _ in range(2))
+        fn(x, y)[1].sum().backward()
+        assert x.grad.tolist() == [0.0, 0.0] and y.grad.tolist() == [3.0, 3.0]
+
+
 def test_leaves_that_are_made_are_results():
     def fn(x):
         leaf = (x * 2).requires_grad_()

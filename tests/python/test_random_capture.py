@@ -262,6 +262,7 @@ def _used(seed: int, captured: bool) -> tuple:
         a = _arguments(r, rows)
         if r.random() < 0.08 and not world.rounds:
             a["x"] = a["x"] * world.leaf.detach() + world.leaf
+            a["y"] = a["x"].sin() if r.random() < 0.5 else a["y"]
         with change:
             try:
                 result = fn(**a)
