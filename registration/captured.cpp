@@ -219,6 +219,22 @@ bool Captured::take_gradient(Gradient &gradient, const Tensor &now)
     return true;
 }
 
+namespace
+{
+
+bool same_hooks(const Tensor &leaf, const std::vector<py::object> &before)
+{
+    size_t count = 0;
+    bool same = true;
+    for_each_hook(leaf, [&](PyObject *hook) {
+        same = same && count < before.size() && before[count].ptr() == hook;
+        ++count;
+    });
+    return same && count == before.size();
+}
+
+} // namespace
+
 bool Captured::match_gradients(const Match &match, std::string *why)
 {
     for (Gradient &gradient : gradients_) {
@@ -226,6 +242,11 @@ bool Captured::match_gradients(const Match &match, std::string *why)
         if (torch::autograd::impl::grad_fn_unsafe(of)) {
             if (why)
                 *why = "what was a leaf is computed of others";
+            return false;
+        }
+        if (!same_hooks(of, gradient.hooks)) {
+            if (why)
+                *why = "a parameter has other hooks";
             return false;
         }
         const Tensor &now = of.grad();
@@ -322,7 +343,8 @@ Tensor Captured::tensor_of(const ResultTensor &result, const Match &match, const
     case ResultTensor::Kind::argument: return match.argument(result.index);
     case ResultTensor::Kind::kept: return kept_[result.index];
     case ResultTensor::Kind::view: return result.on(held(match.cells[result.index]), match.shifts[result.index]);
-    case ResultTensor::Kind::made: break;
+    case ResultTensor::Kind::made:
+    case ResultTensor::Kind::again: break;
     }
     return result.on(made[result.index]);
 }
@@ -411,6 +433,10 @@ py::object Captured::build(const Match &match, const std::vector<Cell> &made, co
     const auto node = backward_ ? make_node(match, made, host) : nullptr;
     std::vector<py::object> tensors;
     for (const ResultTensor &result : results_) {
+        if (result.kind == ResultTensor::Kind::again) {
+            tensors.push_back(tensors[result.index]);
+            continue;
+        }
         if (result.kind == ResultTensor::Kind::argument) {
             tensors.push_back(match.arguments[result.index]);
             continue;

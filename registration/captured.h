@@ -56,8 +56,8 @@ class WatchedDict
 
 // A tensor that the function gives.
 struct ResultTensor {
-    enum class Kind { argument, kept, view, made } kind = Kind::made;
-    size_t index = 0; // of the argument, the kept tensor, the cell or the result
+    enum class Kind { argument, kept, view, made, again } kind = Kind::made;
+    size_t index = 0; // of the argument, the kept tensor, the cell, what is made or an earlier result, which it is
     at::ScalarType dtype{};
     Dims sizes, strides;
     int64_t offset = 0;
@@ -134,6 +134,19 @@ struct Backward {
     std::vector<std::pair<at::ScalarType, Dims>> incoming;
 };
 
+// Hooks of a leaf, in order: on its gradient, and on what that comes to.
+template <class F> void for_each_hook(const Tensor &leaf, F &&take)
+{
+    const py::object object = py::reinterpret_steal<py::object>(THPVariable_Wrap(leaf));
+    const auto *const of = reinterpret_cast<const THPVariable *>(object.ptr());
+    for (PyObject *const hooks : {of->backward_hooks, of->post_accumulate_grad_hooks}) {
+        PyObject *key, *hook;
+        Py_ssize_t at = 0;
+        while (hooks && PyDict_Check(hooks) && PyDict_Next(hooks, &at, &key, &hook))
+            take(hook);
+    }
+}
+
 // The graph of outputs, cut off where it goes on to inputs while the gradient between the two is recorded: what inputs were computed of, one of the
 // other maybe, and their hooks are no part of it. Each is met where `ends` are instead, leaves. An input that is there twice is met once.
 class CutGraph
@@ -205,6 +218,7 @@ class Captured
         int read; // of the kept tensors, which it is: another one of such a kind is read in its place; -1: that very one it has to be
         enum class After { same, none, made } after;
         ResultTensor made;
+        std::vector<py::object> hooks; // that Python gave it
     };
     Captured() = default;
     void sort_tensors(Capturing &capturing);

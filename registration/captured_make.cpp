@@ -159,7 +159,7 @@ void Captured::add_gradients(Capturing &capturing)
         const Tensor tensor = alive(one);
         if (!tensor.defined() || !one.requires_grad || one.grad_fn)
             continue;
-        Gradient gradient{true, 0, false, one.grad, -1, Gradient::After::same, {}};
+        Gradient gradient{true, 0, false, one.grad, -1, Gradient::After::same, {}, {}};
         while (gradient.index < kept_.size() && !kept_[gradient.index].is_same(tensor))
             ++gradient.index;
         if (gradient.index == kept_.size()) {
@@ -186,6 +186,8 @@ void Captured::add_gradients(Capturing &capturing)
         for (size_t i = 0; i < kept_.size() && gradient.before.defined() && gradient.read < 0; ++i)
             if (kept_[i].is_same(gradient.before))
                 gradient.read = static_cast<int>(i);
+        for_each_hook(tensor,
+                      [&](PyObject *hook) { gradient.hooks.push_back(py::reinterpret_borrow<py::object>(hook)); });
         gradients_.push_back(std::move(gradient));
     }
 }
@@ -212,8 +214,15 @@ void Captured::add_host_results(const Leaves &leaves, Capturing &capturing)
 void Captured::add_results(const Leaves &leaves, Capturing &capturing)
 {
     add_host_results(leaves, capturing);
-    for (PyObject *const leaf : leaves.tensors)
-        results_.push_back(describe(THPVariable_Unpack(leaf), capturing));
+    for (size_t i = 0; i < leaves.tensors.size(); ++i) {
+        const auto first = std::find(leaves.tensors.begin(), leaves.tensors.end(), leaves.tensors[i]);
+        const auto before = static_cast<size_t>(first - leaves.tensors.begin());
+        results_.push_back(describe(THPVariable_Unpack(leaves.tensors[i]), capturing));
+        if (before < i) {
+            results_[i].kind = ResultTensor::Kind::again;
+            results_[i].index = before;
+        }
+    }
 }
 
 // What outlives the call and is no result: of results with a gradient their graph holds it.
@@ -396,6 +405,9 @@ int Captured::traverse(visitproc visit, void *arg) const
         return stop;
     for (const HostResult &one : host_results_)
         Py_VISIT(one.object.ptr());
+    for (const Gradient &gradient : gradients_)
+        for (const py::object &hook : gradient.hooks)
+            Py_VISIT(hook.ptr());
     Py_VISIT(names_.ptr());
     Py_VISIT(traced.ptr());
     Py_VISIT(inspection.ptr());

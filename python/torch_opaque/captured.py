@@ -123,9 +123,13 @@ class _Watch:
                 "_modules",
                 "_forward_hooks",
                 "_forward_pre_hooks",
+                "_backward_hooks",
+                "_backward_pre_hooks",
             ):
                 found.append((items[part], None, f"{name}.{part}"))
         for optimizer in self.optimizers.values():
+            for part in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+                found.append((getattr(optimizer, part), None, f"{type(optimizer).__name__}.{part}"))
             for i, group in enumerate(optimizer.param_groups):
                 name = _name(optimizer, i)
                 keys = tuple(k for k in group if k != "params" and (name, k) not in self.free)

@@ -1226,6 +1226,66 @@ def test_gradients_of_results_that_are_not_used():
         assert x.grad.tolist() == [0.0, 0.0] and y.grad.tolist() == [3.0, 3.0]
 
 
+def _hook_leaf(weight, _optimizer, _module):
+    return weight.register_hook(lambda g: g * 3)
+
+
+def _hook_sum(weight, _optimizer, _module):
+    return weight.register_post_accumulate_grad_hook(lambda p: (p.grad.mul_(2), None)[1])
+
+
+def _hook_step(weight, optimizer, _module):
+    return optimizer.register_step_pre_hook(lambda *_: (weight.grad.mul_(2), None)[1])
+
+
+def _hook_stepped(weight, optimizer, _module):
+    return optimizer.register_step_post_hook(lambda *_: (weight.data.add_(1), None)[1])
+
+
+def _hook_backward(_weight, _optimizer, module):
+    return module.register_full_backward_hook(lambda m, g, _: (g[0] * 2,))
+
+
+HOOKS = (_hook_leaf, _hook_sum, _hook_step, _hook_stepped, _hook_backward)
+
+
+@pytest.mark.parametrize("add", HOOKS)
+def test_hooks_that_come_and_go(add):
+    def losses(wrap):
+        torch.manual_seed(0)
+        module = nn.Linear(3, 3).to(D)
+        weight = torch.randn(3, device=D, requires_grad=True)
+        optimizer = torch.optim.SGD([weight, *module.parameters()], lr=0.1)
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = module(x * weight).square().sum()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        fn, found, hook = wrap(step), [], None
+        for call in range(9):
+            if call == 3:
+                hook = add(weight, optimizer, module)
+            if call == 6:
+                hook.remove()
+            found.append(fn(torch.full((2, 3), call / 8, device=D)).item())
+        return found
+
+    assert losses(capture) == losses(lambda fn: fn)
+
+
+def test_a_result_that_is_given_twice():
+    fn = capture(lambda x: (lambda y: [y, y[0], y, x])(x * 2))
+    for _ in range(3):
+        x = torch.ones(2, device=D, requires_grad=True)
+        a, b, c, d = fn(x)
+        assert c is a and b is not a and d is x
+        (a.sum() + c.sum() + b).backward()
+        assert x.grad.tolist() == [6.0, 4.0]
+
+
 def test_leaves_that_are_made_are_results():
     def fn(x):
         leaf = (x * 2).requires_grad_()
