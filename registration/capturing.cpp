@@ -82,7 +82,7 @@ void Capturing::reach(const Tensor &tensor)
                 false,
                 {},
                 0};
-    if (one.grad_fn && !forward_) {
+    if (one.grad_fn && !forward_ && !replays) {
         one.node = tensor.grad_fn();
         one.hook = one.node->add_post_hook(std::make_unique<GoesThrough>(*this));
     } else if (one.requires_grad && !one.grad_fn) {

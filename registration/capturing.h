@@ -78,6 +78,7 @@ class Capturing
     const Capturing *followed() const { return forward_; }
 
     opq_capturing *core = nullptr;
+    bool replays = false; // each time what was done is done, on the same tensors: what these were made of does not change
     std::string refused;
     std::vector<Reached> reached;
     std::vector<Draws> draws;

@@ -36,6 +36,7 @@ class GraphImpl final : public at::GraphImplInterface
     {
         TORCH_CHECK(!capture_ && !capturing_, "the graph has captured something already: reset() it first");
         capturing_ = std::make_unique<Capturing>();
+        capturing_->replays = true;
     }
 
     void capture_end() override

@@ -29,6 +29,21 @@ def test_a_replay_does_what_was_captured():
     assert y.tolist() == [22.0] * 4
 
 
+def test_a_backward_pass_through_what_was_computed_before():
+    weight = torch.ones(3, device=D, requires_grad=True)
+    made, x = weight * 3, torch.full((3,), 2.0, device=D)
+    weight.grad = torch.zeros(3, device=D)
+    graph = torch.accelerator.Graph()
+    with graph:
+        loss = (made * x).sum()
+        loss.backward()
+    for n in range(1, 4):
+        x.fill_(float(n))
+        graph.replay()
+        assert loss.item() == 9.0 * n
+    assert weight.grad.tolist() == [18.0] * 3
+
+
 def test_a_long_backward_pass_is_replayed():
     """More is pending at its end than what runs by itself otherwise."""
     p = torch.full((3,), 0.3, device=D, requires_grad=True)
