@@ -23,6 +23,14 @@ opq_capturing *opq_capturing_here(opq_ctx *ctx)
     return found;
 }
 
+bool opq_capturing_is_open(const opq_ctx *ctx, uint32_t id)
+{
+    const opq_capturing *c = ctx->capturings;
+    while (c && c->id != id)
+        c = c->next;
+    return c != NULL;
+}
+
 opq_status opq_capturing_forbids(opq_ctx *ctx, opq_reason reason)
 {
     if (opq_capturing_here(ctx) == NULL)
@@ -219,18 +227,20 @@ int opq_capturing_escaped(opq_capturing *c, opq_cell *const *results, int count,
     opq_ctx *ctx = c->ctx;
     int found = 0;
     opq_spin_lock(&ctx->lock);
-    for (opq_cell *cell = ctx->pending_cells; cell; cell = cell->next) {
-        bool other = cell->value->origin != c->origin || cell->value->sequence < c->began || cell->made_in != c->id;
-        for (int i = 0; i < count && !other; i++)
-            other = results[i] == cell;
-        if (other)
-            continue;
-        if (found < max) {
-            opq_cell_retain(cell);
-            out_cells[found] = cell;
+    for (int copied = 0; copied < 2; copied++)
+        for (opq_cell *cell = copied ? ctx->copied_cells : ctx->pending_cells; cell; cell = cell->next) {
+            bool other = cell->made_in != c->id ||
+                         (!copied && (cell->value->origin != c->origin || cell->value->sequence < c->began));
+            for (int i = 0; i < count && !other; i++)
+                other = results[i] == cell;
+            if (other)
+                continue;
+            if (found < max) {
+                opq_cell_retain(cell);
+                out_cells[found] = cell;
+            }
+            found++;
         }
-        found++;
-    }
     opq_spin_unlock(&ctx->lock);
     return found;
 }

@@ -49,6 +49,8 @@ static inline void opq_capturing_write(opq_cell *cell)
     if (__builtin_expect(atomic_load_explicit(&opq_capturings, memory_order_relaxed) != 0, 0))
         opq_capturing_note(cell, true);
 }
+/* Is the capturing of this id in progress? `lock` held. */
+bool opq_capturing_is_open(const opq_ctx *ctx, uint32_t id);
 /* A new cell: no matter of the capturing that makes it. */
 static inline void opq_capturing_made(opq_cell *cell)
 {

@@ -10,34 +10,33 @@
 
 /* ---- holders, with the lock held */
 
-static void wait_for(opq_cell *cell)
+static void join_list(opq_cell *cell, opq_cell **list)
 {
-    opq_ctx *ctx = cell->ctx;
-    cell->waits = true;
+    cell->list = list;
     cell->before = NULL;
-    cell->next = ctx->pending_cells;
-    if (ctx->pending_cells)
-        ctx->pending_cells->before = cell;
-    ctx->pending_cells = cell;
+    cell->next = *list;
+    if (*list)
+        (*list)->before = cell;
+    *list = cell;
 }
 
-static void stop_waiting(opq_cell *cell)
+static void leave_list(opq_cell *cell)
 {
-    if (!cell->waits)
+    if (!cell->list)
         return;
     if (cell->before)
         cell->before->next = cell->next;
     else
-        cell->ctx->pending_cells = cell->next;
+        *cell->list = cell->next;
     if (cell->next)
         cell->next->before = cell->before;
-    cell->waits = false;
+    cell->list = NULL;
 }
 
 void opq_cells_settled(opq_value *value)
 {
     for (opq_cell *cell = value->holders; cell; cell = cell->next_holder)
-        stop_waiting(cell);
+        leave_list(cell);
 }
 
 static void let_go(opq_cell *cell)
@@ -53,7 +52,7 @@ static void let_go(opq_cell *cell)
         cell->next_holder->previous_holder = cell->previous_holder;
     cell->next_holder = cell->previous_holder = NULL;
     cell->value = NULL;
-    stop_waiting(cell);
+    leave_list(cell);
 }
 
 void opq_cell_hold(opq_cell *cell, opq_value *value)
@@ -67,7 +66,9 @@ void opq_cell_hold(opq_cell *cell, opq_value *value)
         value->holders->previous_holder = cell;
     value->holders = cell;
     if (value->state == OPQ_VALUE_pending)
-        wait_for(cell);
+        join_list(cell, &cell->ctx->pending_cells);
+    else if (cell->made_in && opq_capturing_is_open(cell->ctx, cell->made_in))
+        join_list(cell, &cell->ctx->copied_cells);
 }
 
 /* ---- life */

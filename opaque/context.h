@@ -59,12 +59,11 @@ struct opq_cell {
     opq_value *history[OPQ_HISTORY_MAX]; /* while `value` is pending: what a failure goes back to, oldest first; [0] may be computed */
     uint8_t history_count;
     bool history_lost;                       /* there were more writes than fit */
-    bool waits;                              /* in the context's list of cells whose value is pending */
     uint32_t made_in;                        /* the capturing that made it, 0: none; see capturing.h */
     uint32_t met_in;                         /* the last one that met it */
     int32_t met;                             /* its number there */
     opq_cell *next_holder, *previous_holder; /* other cells with the same value */
-    opq_cell *next, *before;                 /* cells whose value is pending */
+    opq_cell **list, *next, *before; /* of the context, that it is in: pending_cells, copied_cells; NULL: none */
 };
 
 enum { OPQ_PLAN_MAX = 4096, OPQ_PLAN_BYTES_MAX = 256 << 20, OPQ_PENDING_MAX = 16384, OPQ_WINDOW = 16 };
@@ -75,6 +74,7 @@ struct opq_ctx {
     opq_spin lock;
     pthread_mutex_t run_lock;
     opq_cell *pending_cells;          /* they hold what is still to be computed */
+    opq_cell *copied_cells;           /* that a capturing made, and which hold what is there: copies, tables */
     struct opq_capturing *capturings; /* with `lock` held */
     uint32_t collections;             /* snapshots taken; with `lock` held */
     atomic_ullong sequence;

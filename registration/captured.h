@@ -49,7 +49,7 @@ class WatchedDict
   private:
     py::dict dict_;
     std::vector<std::pair<py::object, py::object>> items_;
-    bool all_;
+    bool all_, lists_ = false;
     uint64_t version_;
     std::string what_;
 };

@@ -55,6 +55,12 @@ bool same_item(PyObject *now, PyObject *before)
 {
     if (now == before)
         return true;
+    if (now && PyList_CheckExact(now) && PyTuple_CheckExact(before)) { // what it held
+        bool same = PyList_GET_SIZE(now) == PyTuple_GET_SIZE(before);
+        for (Py_ssize_t i = 0; same && i < PyTuple_GET_SIZE(before); ++i)
+            same = PyList_GET_ITEM(now, i) == PyTuple_GET_ITEM(before, i);
+        return same;
+    }
     const bool value =
         now && Py_TYPE(now) == Py_TYPE(before) &&
         (PyFloat_CheckExact(now) || PyLong_CheckExact(now) || PyUnicode_CheckExact(now) || PyTuple_CheckExact(now));
@@ -66,14 +72,19 @@ bool same_item(PyObject *now, PyObject *before)
 WatchedDict::WatchedDict(py::dict dict, const py::object &keys, std::string what)
     : dict_(std::move(dict)), all_(keys.is_none()), version_(version_of(dict_)), what_(std::move(what))
 {
-    for (const py::handle key : all_ ? py::tuple(py::list(dict_)) : py::tuple(keys))
-        items_.emplace_back(py::reinterpret_borrow<py::object>(key), dict_[key]);
+    for (const py::handle key : all_ ? py::tuple(py::list(dict_)) : py::tuple(keys)) {
+        py::object value = dict_[key];
+        lists_ = lists_ || PyList_CheckExact(value.ptr());
+        if (PyList_CheckExact(value.ptr()))
+            value = py::tuple(value);
+        items_.emplace_back(py::reinterpret_borrow<py::object>(key), std::move(value));
+    }
 }
 
 bool WatchedDict::holds(std::string *why, py::object *out_changed)
 {
     const uint64_t version = version_of(dict_);
-    if (version == version_ && version != 0)
+    if (version == version_ && version != 0 && !lists_) // which change without their dict
         return true;
     bool same = !all_ || static_cast<size_t>(PyDict_GET_SIZE(dict_.ptr())) == items_.size();
     if (!same && why)

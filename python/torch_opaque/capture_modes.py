@@ -14,6 +14,7 @@ from .numbers import is_number, number
 _GRADIENTS = tuple(
     getattr(torch.Tensor.grad, name) for name in ("__get__", "__set__", "__delete__")
 )
+_INDEXING = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
 # A gradient begins at what these are given first.
 _BACKWARD = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 _aten = torch.ops.aten
@@ -124,6 +125,15 @@ def _now(value):
     return value.node.looked_at() if is_number(value) else value
 
 
+def _place(index):
+    """An index, whose numbers are places in memory."""
+    if isinstance(index, (tuple, list)):
+        return type(index)(map(_place, index))
+    if isinstance(index, slice):
+        return slice(_now(index.start), _now(index.stop), _now(index.step))
+    return _now(index)
+
+
 class Functions(TorchFunctionMode):
     def __init__(self, capturing):
         super().__init__()
@@ -145,7 +155,9 @@ class Functions(TorchFunctionMode):
         elif func in _FUSED and any(is_number(kwargs.get(name)) for name in _FUSED_NUMBERS):
             keep = {k: v if k in _FUSED_NUMBERS else _now(v) for k, v in kwargs.items()}
             return _FUSED[func](*args, **keep)
-        elif any(map(is_number, tree_leaves((args, kwargs)))):
+        if func in _INDEXING and not kwargs:
+            args = (args[0], _place(args[1]), *args[2:])
+        if any(map(is_number, tree_leaves((args, kwargs)))):
             args, kwargs = self._arguments(func, args, kwargs)
         return func(*args, **kwargs)
 

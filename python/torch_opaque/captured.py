@@ -128,11 +128,16 @@ class _Watch:
             ):
                 found.append((items[part], None, f"{name}.{part}"))
         for optimizer in self.optimizers.values():
-            for part in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
-                found.append((getattr(optimizer, part), None, f"{type(optimizer).__name__}.{part}"))
+            kind = type(optimizer).__name__
+            found.append((vars(optimizer), ("state", "param_groups"), kind))
+            for part in ("state", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+                found.append((getattr(optimizer, part), None, f"{kind}.{part}"))
+            for state in optimizer.state.values():
+                if isinstance(state, dict):
+                    found.append((state, None, f"{kind}'s state of a parameter"))
             for i, group in enumerate(optimizer.param_groups):
                 name = _name(optimizer, i)
-                keys = tuple(k for k in group if k != "params" and (name, k) not in self.free)
+                keys = tuple(k for k in group if (name, k) not in self.free)
                 found.append((group, keys, name))
         return found
 

@@ -29,6 +29,17 @@ def test_a_replay_does_what_was_captured():
     assert y.tolist() == [22.0] * 4
 
 
+def test_copies_of_what_is_there():
+    x = torch.zeros(2, device=D)
+    graph = torch.accelerator.Graph()
+    with graph:
+        y, z = x.clone(), torch.empty_like(x).copy_(x)
+    for n in range(1, 4):
+        x.fill_(float(n))
+        graph.replay()
+        assert y.tolist() == z.tolist() == [float(n)] * 2
+
+
 def test_a_backward_pass_through_what_was_computed_before():
     weight = torch.ones(3, device=D, requires_grad=True)
     made, x = weight * 3, torch.full((3,), 2.0, device=D)
