@@ -42,6 +42,17 @@ def _name(optimizer, group: int) -> str:
     return f"group {group} of {type(optimizer).__name__}"
 
 
+def _numbers(optimizer) -> list:
+    """What an optimizer counts by itself, and its options."""
+    dicts = [one for one in optimizer.state.values() if isinstance(one, dict)]
+    return [
+        (k, v)
+        for one in (*optimizer.param_groups, *dicts)
+        for k, v in one.items()
+        if isinstance(v, _SIMPLE)
+    ]
+
+
 def reached(fn) -> list:
     """The function, the object that it is a method of, and what it closes over or names."""
     fn = inspect.unwrap(fn) if callable(fn) else fn
@@ -60,6 +71,7 @@ class _Watch:
     def __init__(self, free):
         self.free = free  # (name of the dict, key): numbers that each call has anew
         self.modules, self.optimizers = {}, {}
+        self.counted = {}  # of an optimizer: its numbers before it steps
         self.capturing = None
         self._replaced = []
 
@@ -75,6 +87,9 @@ class _Watch:
         for hook in self._hooks:
             hook.remove()
         self._put_back()
+        for key, optimizer in self.optimizers.items():
+            if _numbers(optimizer) != self.counted[key]:
+                self.capturing.refuse(f"numbers of {type(optimizer).__name__} change in it")
 
     def _put_back(self):
         for group, key, value in self._replaced:
@@ -102,6 +117,7 @@ class _Watch:
 
     def _optimizer(self, optimizer, _args, _kwargs):
         self.optimizers[id(optimizer)] = optimizer
+        self.counted.setdefault(id(optimizer), _numbers(optimizer))
         for i, group in enumerate(optimizer.param_groups):
             for key, value in group.items():
                 if (_name(optimizer, i), key) in self.free and type(value) in (int, float):

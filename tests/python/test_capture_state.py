@@ -128,6 +128,54 @@ def optimizer_that_changes(wrap):
         yield fn(randn(3, 4)), [p.clone() for p in layer.parameters()]
 
 
+class Counts(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["step"], state["mean"] = 0, torch.zeros_like(p)
+                state["step"] += 1
+                state["mean"].mul_(0.9).add_(p.grad, alpha=0.1)
+                p.sub_(state["mean"] / (1 - 0.9 ** state["step"]), alpha=group["lr"])
+
+
+def optimizer_that_counts(wrap):
+    layer = nn.Linear(4, 4).to(D)
+    optimizer = Counts(layer.parameters())
+
+    def step(x):
+        optimizer.zero_grad()
+        layer(x).square().mean().backward()
+        optimizer.step()
+
+    fn = wrap(step)
+    for _ in range(6):
+        fn(randn(3, 4))
+        yield [p.clone() for p in layer.parameters()]
+
+
+def scheduler_inside(wrap):
+    layer = nn.Linear(4, 4).to(D)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.5)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+    def step(x):
+        optimizer.zero_grad()
+        layer(x).square().mean().backward()
+        optimizer.step()
+        scheduler.step()
+
+    fn = wrap(step)
+    for _ in range(6):
+        fn(randn(3, 4))
+        yield [p.clone() for p in layer.parameters()]
+
+
 def cache_at_a_place(wrap):
     keys = torch.zeros(1, 2, 16, 4).to(D)
 
@@ -196,6 +244,8 @@ PROGRAMS = (
     copy_at_first,
     gradients_that_add_up,
     optimizer_that_changes,
+    optimizer_that_counts,
+    scheduler_inside,
     cache_at_a_place,
     accumulation_by_a_flag,
     state_through_time,
