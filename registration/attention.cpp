@@ -24,7 +24,9 @@ using MaybeTensor = std::optional<Tensor>;
 bool plain(const Tensor &tensor, at::ScalarType type)
 {
     const bool known = type == at::kFloat || type == at::kBFloat16 || type == at::kHalf;
-    return known && tensor.scalar_type() == type && tensor.dim() == 4 && tensor.numel() > 0;
+    const bool sized =
+        !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides(); // else it is decomposed by torch.compile
+    return known && tensor.scalar_type() == type && tensor.dim() == 4 && sized && tensor.numel() > 0;
 }
 
 // Do the operands have the sizes of one attention? If not, the decomposition says so in PyTorch's words.

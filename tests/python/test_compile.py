@@ -640,3 +640,19 @@ def copy_tests(template, case, suffix):
     assert done.stdout.startswith("failed: test_wrong_cpu: ValueError: wrong"), done.stderr
     assert done.stdout.splitlines()[-1] == "2 passed, 1 skipped, 1 failed"
     assert len((tmp_path / "out").read_text().splitlines()) == 4
+
+
+def test_attention_over_a_cache_that_grows():
+    """Of tensors of the device: the number of keys is symbolic from the second call on."""
+
+    def step(query, keys, n):
+        seen = keys[:, :, : n + 1]
+        return torch.nn.functional.scaled_dot_product_attention(query, seen, seen)
+
+    torch.manual_seed(0)
+    there = torch.compile(step, backend="opaque")
+    keys = torch.randn(1, 2, 16, 4)
+    for n in range(6):
+        query = torch.randn(1, 2, 1, 4)
+        found = there(query.to("opaque"), keys.to("opaque"), n).cpu()
+        torch.testing.assert_close(found, step(query, keys, n))
