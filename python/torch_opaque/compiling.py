@@ -213,6 +213,7 @@ class Program(Captured):
     def __init__(self, module: fx.GraphModule, kind: str, foreign: bool = False):
         self.module = module
         self.name = f"{kind} {next(_numbers)}"
+        self.written = _written(module.graph)
         self._host = not _is_plain(module.graph)
         orders = {}
         around = _as_on_cpu if foreign else nullcontext
@@ -228,6 +229,17 @@ class Program(Captured):
 
     def _watch(self, args, kwargs, items) -> _Watch:
         return _Watch(items)  # of modules it has only what are its arguments
+
+    def _record(self, *args, **kwargs):
+        # Writes are the last of a graph; of those between devices one may raise when others are done.
+        before = [(args[i], args[i].clone()) for i in self.written if self._host]
+        try:
+            return super()._record(*args, **kwargs)
+        except RuntimeError:  # all of it runs once more, by itself
+            with torch.no_grad():
+                for tensor, value in before:
+                    tensor.copy_(value)
+            raise
 
     def _trace(self, changed, item):
         return self._traced  # numbers are sizes
@@ -280,17 +292,14 @@ class _OnCPU(_Boxed):
 
     def __init__(self, program: Program):
         super().__init__(program)
-        graph = program.module.graph
-        self.written = _written(graph)
-        self.left = [
-            i for i, node in enumerate(graph.find_nodes(op="placeholder")) if _is_host(node)
-        ]
+        nodes = program.module.graph.find_nodes(op="placeholder")
+        self.left = [i for i, node in enumerate(nodes) if _is_host(node)]
 
     def __call__(self, arguments: list):
         loan = _C.Loan()
         given = loan.take(arguments, self.left)
         arguments.clear()
-        return self.run(given, lambda results: loan.give(results, self.written))
+        return self.run(given, lambda results: loan.give(results, self.program.written))
 
 
 def _move(module: fx.GraphModule) -> None:

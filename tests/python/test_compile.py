@@ -656,3 +656,27 @@ def test_attention_over_a_cache_that_grows():
         query = torch.randn(1, 2, 1, 4)
         found = there(query.to("opaque"), keys.to("opaque"), n).cpu()
         torch.testing.assert_close(found, step(query, keys, n))
+
+
+def test_an_optimizer_whose_numbers_of_the_cpu_depend_on_the_device():
+    """It cannot be captured, and steps once all the same."""
+
+    def losses(wrap):
+        torch.manual_seed(0)
+        layer = nn.Linear(4, 4).to("opaque")
+        optimizer = torch.optim.NAdam(layer.parameters(), lr=0.01)
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = layer(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        fn, found = wrap(step), []
+        for _ in range(4):
+            found.append(fn(torch.randn(3, 4).to("opaque")).item())
+            optimizer.param_groups[0]["lr"] *= 0.5
+        return found
+
+    assert losses(compiled) == pytest.approx(losses(lambda fn: fn), rel=1e-4)
