@@ -14,6 +14,7 @@ from .numbers import is_number, number
 _GRADIENTS = tuple(
     getattr(torch.Tensor.grad, name) for name in ("__get__", "__set__", "__delete__")
 )
+_DATA = torch.Tensor.data.__get__
 _INDEXING = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
 # A gradient begins at what these are given first.
 _BACKWARD = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
@@ -143,6 +144,8 @@ class Functions(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _GRADIENTS and _C.has_cell(args[0]):
             self.capturing.reach_gradient(args[0])
+        elif func == _DATA and _C.has_cell(args[0]):
+            self.capturing.reach(args[0])
         elif func in _BACKWARD:
             roots = args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))
             for root in tree_leaves(roots):
@@ -223,6 +226,10 @@ class Operators(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if func is _aten.detach.default and _C.has_cell(
+            args[0]
+        ):  # what comes of it is no view that the core sees
+            self.capturing.reach(args[0])
         leaves = tree_leaves((args, kwargs))
         hosts = [one for one in leaves if _is_host(one)]
         drawn = torch.Tag.nondeterministic_seeded in func.tags

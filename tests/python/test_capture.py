@@ -1069,6 +1069,15 @@ def test_a_view_of_a_parameter_follows_it():
     assert fn().tolist() == [[0.0, 0.0]]
 
 
+@pytest.mark.parametrize("detached", (lambda w: w.detach(), lambda w: w.data, lambda w: w.t()))
+def test_what_is_detached_of_a_parameter_follows_it(detached):
+    weight = nn.Parameter(torch.ones(3, 3, device=D))
+    fn = capture(lambda x: (detached(weight) * 2).sum() + x)
+    for n in (1.0, 1.0, 5.0, 5.0):
+        weight.data = torch.full((3, 3), n, device=D)
+        assert fn(torch.zeros((), device=D)).item() == 18 * n
+
+
 def test_gradients_of_results_that_are_views():
     fn = capture(lambda x: x[1:])
     for n in range(4):
