@@ -19,6 +19,21 @@ def randn(*shape):
     return torch.randn(*shape).to(D)
 
 
+def training(layer, optimizer, *after):
+    """A step, and what else is called in it."""
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = layer(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        for call in after:
+            call()
+        return loss
+
+    return step
+
+
 class Kept:
     value = None
 
@@ -102,15 +117,7 @@ def gradients_that_add_up(wrap):
 def optimizer_that_changes(wrap):
     layer = nn.Linear(4, 4).to(D)
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.1)
-
-    def step(x):
-        optimizer.zero_grad()
-        loss = layer(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    fn = wrap(step)
+    fn = wrap(training(layer, optimizer))
     for call in range(15):
         if call == 3:
             state, weights = (copy.deepcopy(one.state_dict()) for one in (optimizer, layer))
@@ -146,34 +153,18 @@ class Counts(torch.optim.Optimizer):
 
 def optimizer_that_counts(wrap):
     layer = nn.Linear(4, 4).to(D)
-    optimizer = Counts(layer.parameters())
-
-    def step(x):
-        optimizer.zero_grad()
-        layer(x).square().mean().backward()
-        optimizer.step()
-
-    fn = wrap(step)
+    fn = wrap(training(layer, Counts(layer.parameters())))
     for _ in range(6):
-        fn(randn(3, 4))
-        yield [p.clone() for p in layer.parameters()]
+        yield fn(randn(3, 4)), [p.clone() for p in layer.parameters()]
 
 
 def scheduler_inside(wrap):
     layer = nn.Linear(4, 4).to(D)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.5)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-
-    def step(x):
-        optimizer.zero_grad()
-        layer(x).square().mean().backward()
-        optimizer.step()
-        scheduler.step()
-
-    fn = wrap(step)
+    fn = wrap(training(layer, optimizer, scheduler.step))
     for _ in range(6):
-        fn(randn(3, 4))
-        yield [p.clone() for p in layer.parameters()]
+        yield fn(randn(3, 4)), [p.clone() for p in layer.parameters()]
 
 
 def cache_at_a_place(wrap):

@@ -12,6 +12,7 @@ import torch
 import torch.utils.checkpoint
 import torch_opaque
 from conftest import ROOT
+from test_capture_state import training
 from torch import nn
 
 D = "opaque"
@@ -665,15 +666,7 @@ def test_an_optimizer_whose_numbers_of_the_cpu_depend_on_the_device():
         torch.manual_seed(0)
         layer = nn.Linear(4, 4).to("opaque")
         optimizer = torch.optim.NAdam(layer.parameters(), lr=0.01)
-
-        def step(x):
-            optimizer.zero_grad()
-            loss = layer(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss
-
-        fn, found = wrap(step), []
+        fn, found = wrap(training(layer, optimizer)), []
         for _ in range(4):
             found.append(fn(torch.randn(3, 4).to("opaque")).item())
             optimizer.param_groups[0]["lr"] *= 0.5
