@@ -145,6 +145,29 @@ INLINE void join_rows(const opq_pack_source *s, int64_t k, int64_t across, int w
     }
 }
 
+ISA static void join_moves(const opq_pack_source *s, int64_t k, const opq_pack_move *moves, int count, int width, void *out)
+{
+    int64_t together = s->target->pack_moved_rows;
+    for (int64_t begin = 0; begin < k; begin += together)
+        for (int m = 0; m < count; m++) {
+            int64_t end = k - begin < together ? k : begin + together, reach = moves[m].count * (moves[m].apart ? 2 : 1);
+            __mmask16 low = first_f32(moves[m].apart ? reach - 1 : reach), high = first_f32(reach - 1 - 16);
+            __mmask16 lanes = first_f32(moves[m].count);
+            const char *data = opq_pack_at(s->data, OPQ_bf16, moves[m].from);
+            uint32_t *to = (uint32_t *)out + begin / 2 * width + moves[m].to;
+            for (int64_t p = begin; p < end; p += 2, to += width) {
+                bool both = p + 1 < k;
+                const char *first = data + opq_pack_k(s, p) * 2, *second = both ? data + opq_pack_k(s, p + 1) * 2 : first;
+                __m512i words = load_pairs(first, second, low, both);
+                if (moves[m].apart)
+                    words = _mm512_castps_si512(
+                        even_f32(_mm512_castsi512_ps(words),
+                                 _mm512_castsi512_ps(load_pairs(first + 32, second + 32, high, both))));
+                _mm512_mask_storeu_epi32(to, lanes, words);
+            }
+        }
+}
+
 /* The same of numbers, which are rounded. */
 BF16 static void join_numbers(const opq_pack_source *s, int64_t k, int64_t across, int width, uint32_t *out)
 {
@@ -198,4 +221,4 @@ __attribute__((target("avx512f,avx512vnni"))) void opq_pack_start_avx512(void *p
 }
 
 const opq_gemm_isa opq_gemm_avx512 = {
-    .vector_bytes = 64, .panel = panel, .moves = moves, .words = words, .turn = turn, .few_rows = few_rows};
+    .vector_bytes = 64, .panel = panel, .moves = moves, .word_moves = join_moves, .words = words, .turn = turn, .few_rows = few_rows};

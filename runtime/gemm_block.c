@@ -232,6 +232,22 @@ static void start_sums(const gemm_run *run, const right_view *b, const char *at,
         }
 }
 
+/* What kernels ask for, each its share, while others use what was asked for before. */
+typedef struct ahead {
+    const char *at; /* NULL: nothing */
+    int64_t share;  /* bytes */
+} ahead;
+
+/* Tiles wait for both operands: once the right one's panels have passed by, the next row panels are asked for while [first, last) pass. */
+static ahead rows_ahead(const block *w, int64_t first, int64_t last, const left_view *a, int64_t steps)
+{
+    const gemm_run *run = w->run;
+    if (!gemm_has_tiles(run->rule) || first == w->row_first || a->kind != OPQ_GEMM_LEFT_PACKED)
+        return (ahead){NULL, 0};
+    int64_t row = gemm_row(run, last), end = gemm_row(run, gemm_min(last + run->tile_panels, w->row_last));
+    return (ahead){a->data + (row - a->first_row) * a->row_bytes, (end - row) * a->row_bytes / (steps * (last - first))};
+}
+
 /* One tile, one block of k. c: its row panels' first row, the group's first column. */
 static opq_status run_tile(const block *w, int64_t first, int64_t last, const left_view *a, const right_view *b,
                            int64_t columns, char *c, int64_t c_bytes, bool whole_vectors, int64_t k0, int64_t k)
@@ -240,15 +256,15 @@ static opq_status run_tile(const block *w, int64_t first, int64_t last, const le
     bool more = k0 > 0 || run->call.accumulate;
     opq_gemm_element element = element_of(run);
     int64_t top = gemm_row(run, first), step = (int64_t)run->vectors * run->lanes;
+    ahead left = rows_ahead(w, first, last, a, gemm_ceil(columns, step));
     for (int64_t j = 0; j < columns; j += step) {
         int64_t wide = gemm_min(step, columns - j), step_panels = step / run->panel;
         int vectors = vectors_for(run, wide);
         const char *at = b->data + j / run->panel * b->panel_bytes;
-        /* While the row panels pass by, they prefetch the next step's panels, each its share. */
-        int64_t share = run->streams_b ? 0 : step_panels * k * b->k_bytes / (last - first);
-        int64_t stride = gemm_ceil(share, k + 1);
-        const char *next = at + step_panels * b->panel_bytes;
-        for (int64_t p = first; p < last; p++, next += share) {
+        ahead right = {at + step_panels * b->panel_bytes,
+                       run->streams_b ? 0 : step_panels * k * b->k_bytes / (last - first)};
+        ahead *next = left.at ? &left : &right;
+        for (int64_t p = first; p < last; p++, next->at += next->share) {
             int64_t row = gemm_row(run, p), rows = gemm_row(run, p + 1) - row;
             char *to = c + (row - top) * c_bytes + j * run->element_bytes;
             piece piece = {.a = a, .b = b, .row = row, .rows = rows, .k = k, .vectors = vectors, .at = at};
@@ -261,7 +277,7 @@ static opq_status run_tile(const block *w, int64_t first, int64_t last, const le
             if (run->rule == GEMM_APART)
                 run_apart(w, piece, to, c_bytes, wide, more);
             else if (whole_vectors || wide == (int64_t)vectors * run->lanes)
-                run_kernel(w, &piece, to, c_bytes, accumulate, next, stride);
+                run_kernel(w, &piece, to, c_bytes, accumulate, next->at, gemm_ceil(next->share, k + 1));
             else
                 run_edge(w, &piece, to, c_bytes, wide, accumulate);
             end_swapped(run, csr);

@@ -36,6 +36,9 @@ struct opq_gemm_isa {
     bool (*panel)(const opq_pack_source *source, int64_t k, int64_t across, int width, void *out);
     /* k rows of `width`, all made by these moves in ascending order. Likewise. */
     bool (*moves)(const opq_pack_source *source, int64_t k, const opq_pack_move *moves, int count, int width, void *out);
+    /* The same of rows of words, of pairs of bf16, the last one of one if k is odd. NULL: none has. */
+    void (*word_moves)(const opq_pack_source *source, int64_t k, const opq_pack_move *moves, int count, int width,
+                       void *out);
     /* A panel of words, whole ones, and of pairs one of an odd last k where neighbours across lie side by side, where f32 is rounded, too. Likewise; NULL: none has. */
     bool (*words)(const opq_pack_source *source, int64_t k, int64_t across, int width, void *out);
     /* rows x columns elements of 4 or 8 bytes, rows ld elements apart, become columns x rows. */

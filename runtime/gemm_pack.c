@@ -94,16 +94,23 @@ static int find_moves(const run *runs, int count, int lanes, opq_pack_move *out_
     return moves;
 }
 
-/* Row by row, or where elements along k lie side by side, from these by transposition. */
-static bool pack_window(const opq_gemm_isa *isa, const opq_pack_source *s, int64_t k, int64_t across, int width, void *out)
+/* Row by row, or where elements along k lie side by side, from these by transposition. Of words only the first. */
+bool opq_pack_window(const opq_gemm_isa *isa, const opq_pack_source *s, int64_t k, int64_t across, int width, void *out)
 {
     run runs[RUNS_MAX];
     opq_pack_move moves[MOVES_MAX];
     int lanes = isa->vector_bytes / opq_dtype_bytes(s->to), squares = (width + lanes - 1) / lanes;
     int64_t first = run_along_k(s, 0, k < lanes ? k : lanes);
     int count = find_runs(s, across, runs);
-    if (row_cost(s->target, runs, count) <= s->target->transpose_cycles * lanes * squares / first)
-        return isa->moves(s, k, moves, find_moves(runs, count, lanes, moves), width, out);
+    if (row_cost(s->target, runs, count) <= s->target->transpose_cycles * lanes * squares / first) {
+        count = find_moves(runs, count, lanes, moves);
+        if (!s->word)
+            return isa->moves(s, k, moves, count, width, out);
+        isa->word_moves(s, k, moves, count, width, out);
+        return true;
+    }
+    if (s->word)
+        return false;
     for (int64_t i = 0, length; i < k; i += length) {
         opq_pack_source part = *s;
         length = run_along_k(s, i, k);
@@ -119,7 +126,7 @@ static bool pack_window(const opq_gemm_isa *isa, const opq_pack_source *s, int64
 void opq_pack_panel(const opq_gemm_isa *isa, const opq_pack_source *s, int64_t k, int64_t across, int width, void *out)
 {
     bool done =
-        s->k_at || s->across_at ? pack_window(isa, s, k, across, width, out) : isa->panel(s, k, across, width, out);
+        s->k_at || s->across_at ? opq_pack_window(isa, s, k, across, width, out) : isa->panel(s, k, across, width, out);
     if (!done)
         pack_panel_plain(s, k, across, width, out);
 }

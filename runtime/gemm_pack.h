@@ -42,6 +42,9 @@ opq_pack_source opq_pack_part_of(const opq_pack_source *source, int64_t i, int64
 /* One panel: numbers, or words and what is narrower than f32. */
 void opq_pack_panel(const opq_gemm_isa *isa, const opq_pack_source *source, int64_t k, int64_t across, int width,
                     void *out);
+/* A panel of neighbours, or k, that lie at no stride. False: no fast way. */
+bool opq_pack_window(const opq_gemm_isa *isa, const opq_pack_source *source, int64_t k, int64_t across, int width,
+                     void *out);
 void opq_pack_narrow(const opq_gemm_isa *isa, const opq_pack_source *source, int64_t k, int64_t across, int width,
                      char *out);
 

@@ -45,6 +45,7 @@ static void pack_narrow_plain(const opq_gemm_isa *isa, const opq_pack_source *s,
         int64_t count = k - i < STRIP ? k - i : STRIP, more = (word - count % word) % word;
         opq_pack_source part = opq_pack_part_of(s, i, 0);
         part.to = OPQ_f32;
+        part.word = 0;
         opq_pack_panel(isa, &part, count, across, width, rows);
         memset(rows + count * width, 0, (size_t)(more * width) * sizeof *rows);
         narrow_rows(isa, s, count, width, rows, out + i / word * row_bytes);
@@ -97,6 +98,9 @@ static int64_t pack_bytes(const opq_pack_source *s, int64_t k, int64_t across, i
 void opq_pack_narrow(const opq_gemm_isa *isa, const opq_pack_source *s, int64_t k, int64_t across, int width, char *out)
 {
     int64_t fast = 0, word = s->word ? s->word : 1;
+    bool pairs = word == 2 && s->from == OPQ_bf16;
+    if (pairs && (s->k_at || s->across_at) && isa->word_moves && opq_pack_window(isa, s, k, across, width, out))
+        return;
     if (s->to == OPQ_i8)
         fast = pack_bytes(s, k, across, width, (int8_t *)out);
     else if (isa->words)
