@@ -145,27 +145,39 @@ INLINE void join_rows(const opq_pack_source *s, int64_t k, int64_t across, int w
     }
 }
 
-ISA static void join_moves(const opq_pack_source *s, int64_t k, const opq_pack_move *moves, int count, int width, void *out)
+/* The pairs [k, end) of one move. Not both: there is one, of which the second is missing. */
+INLINE void join_move(const opq_pack_source *s, const opq_pack_move *move, int64_t k, int64_t end, bool both, int width,
+                      uint32_t *to)
 {
-    int64_t together = s->target->pack_moved_rows;
-    for (int64_t begin = 0; begin < k; begin += together)
-        for (int m = 0; m < count; m++) {
-            int64_t end = k - begin < together ? k : begin + together, reach = moves[m].count * (moves[m].apart ? 2 : 1);
-            __mmask16 low = first_f32(moves[m].apart ? reach - 1 : reach), high = first_f32(reach - 1 - 16);
-            __mmask16 lanes = first_f32(moves[m].count);
-            const char *data = opq_pack_at(s->data, OPQ_bf16, moves[m].from);
-            uint32_t *to = (uint32_t *)out + begin / 2 * width + moves[m].to;
-            for (int64_t p = begin; p < end; p += 2, to += width) {
-                bool both = p + 1 < k;
-                const char *first = data + opq_pack_k(s, p) * 2, *second = both ? data + opq_pack_k(s, p + 1) * 2 : first;
-                __m512i words = load_pairs(first, second, low, both);
-                if (moves[m].apart)
-                    words = _mm512_castps_si512(
-                        even_f32(_mm512_castsi512_ps(words),
-                                 _mm512_castsi512_ps(load_pairs(first + 32, second + 32, high, both))));
-                _mm512_mask_storeu_epi32(to, lanes, words);
-            }
-        }
+    int64_t reach = move->count * (move->apart ? 2 : 1);
+    __mmask16 low = first_f32(move->apart ? reach - 1 : reach), high = first_f32(reach - 1 - 16);
+    __mmask16 lanes = first_f32(move->count);
+    const char *data = opq_pack_at(s->data, OPQ_bf16, move->from);
+    to += k / 2 * width + move->to;
+    for (; k < end; k += 2, to += width) {
+        const char *first = data + opq_pack_k(s, k) * 2, *second = both ? data + opq_pack_k(s, k + 1) * 2 : first;
+        __m512i words = load_pairs(first, second, low, both);
+        if (move->apart)
+            words = _mm512_castps_si512(even_f32(_mm512_castsi512_ps(words),
+                                                 _mm512_castsi512_ps(load_pairs(first + 32, second + 32, high, both))));
+        _mm512_mask_storeu_epi32(to, lanes, words);
+    }
+}
+
+ISA static void join_moves(const opq_pack_source *s, int64_t k, const opq_pack_move *moves, int count, int width,
+                           void *out)
+{
+    int64_t together = s->target->pack_moved_rows, whole = k / 2 * 2;
+    for (int64_t begin = 0; begin < whole; begin += together) {
+        int64_t end = whole - begin < together ? whole : begin + together;
+        for (int m = 0; m < count; m++)
+            if (moves[m].apart)
+                join_move(s, &moves[m], begin, end, true, width, out);
+            else
+                join_move(s, &moves[m], begin, end, true, width, out);
+    }
+    for (int m = 0; m < count && whole < k; m++)
+        join_move(s, &moves[m], whole, k, false, width, out);
 }
 
 /* The same of numbers, which are rounded. */
@@ -220,5 +232,10 @@ __attribute__((target("avx512f,avx512vnni"))) void opq_pack_start_avx512(void *p
     }
 }
 
-const opq_gemm_isa opq_gemm_avx512 = {
-    .vector_bytes = 64, .panel = panel, .moves = moves, .word_moves = join_moves, .words = words, .turn = turn, .few_rows = few_rows};
+const opq_gemm_isa opq_gemm_avx512 = {.vector_bytes = 64,
+                                      .panel = panel,
+                                      .moves = moves,
+                                      .word_moves = join_moves,
+                                      .words = words,
+                                      .turn = turn,
+                                      .few_rows = few_rows};

@@ -41,31 +41,32 @@ typedef struct run {
     int64_t offset, stride;
 } run;
 
-/* Does neighbour j go on as the run does? The second one says how. */
-static bool goes_on(const opq_pack_source *s, run *run, int64_t j)
-{
-    int64_t offset = opq_pack_across(s, j);
-    if (run->count == 1 && offset > run->offset)
-        run->stride = offset - run->offset;
-    return offset == run->offset + run->count * run->stride;
-}
-
+/* The second one of a run says how it goes on. */
 static int find_runs(const opq_pack_source *s, int64_t across, run *out_runs)
 {
     int count = 0;
+    int64_t next = 0;
     for (int j = 0; j < across; j++) {
-        if (count > 0 && goes_on(s, &out_runs[count - 1], j))
-            out_runs[count - 1].count++;
-        else
-            out_runs[count++] = (run){.first = j, .count = 1, .offset = opq_pack_across(s, j), .stride = 1};
+        run *last = count > 0 ? &out_runs[count - 1] : NULL;
+        int64_t offset = opq_pack_across(s, j);
+        if (last && last->count == 1 && offset > last->offset) {
+            last->stride = offset - last->offset;
+            next = offset;
+        }
+        if (last && offset == next) {
+            last->count++;
+            next += last->stride;
+        } else {
+            out_runs[count++] = (run){.first = j, .count = 1, .offset = offset, .stride = 1};
+            next = offset + 1;
+        }
     }
     return count;
 }
 
-/* From k on, elements along k that lie side by side. */
-static int64_t run_along_k(const opq_pack_source *s, int64_t k, int64_t end)
+int64_t opq_pack_run(const opq_pack_source *s, int64_t k, int64_t end)
 {
-    int64_t length = 1;
+    int64_t length = !s->k_at && s->k_stride == 1 ? end - k : 1;
     while (k + length < end && opq_pack_k(s, k + length) == opq_pack_k(s, k) + length)
         length++;
     return length;
@@ -94,33 +95,50 @@ static int find_moves(const run *runs, int count, int lanes, opq_pack_move *out_
     return moves;
 }
 
-/* Row by row, or where elements along k lie side by side, from these by transposition. Of words only the first. */
+static bool pack_rows(const opq_gemm_isa *isa, const opq_pack_source *s, int64_t k, const opq_pack_move *moves,
+                      int count, int width, void *out)
+{
+    if (!s->word)
+        return isa->moves(s, k, moves, count, width, out);
+    isa->word_moves(s, k, moves, count, width, out);
+    return true;
+}
+
+/* k elements that lie side by side. */
+static bool pack_run(const opq_gemm_isa *isa, const opq_pack_source *s, int64_t k, int64_t across, int width, void *out)
+{
+    opq_pack_source part = *s;
+    part.data = opq_pack_at(s->data, s->from, opq_pack_k(s, 0));
+    part.k_stride = 1;
+    part.k_at = NULL;
+    return (s->word ? isa->words : isa->panel)(&part, k, across, width, out);
+}
+
+/* Row by row, or where elements along k lie side by side, from these by transposition. A pair of which one ends such a run is a row. */
 bool opq_pack_window(const opq_gemm_isa *isa, const opq_pack_source *s, int64_t k, int64_t across, int width, void *out)
 {
     run runs[RUNS_MAX];
     opq_pack_move moves[MOVES_MAX];
     int lanes = isa->vector_bytes / opq_dtype_bytes(s->to), squares = (width + lanes - 1) / lanes;
-    int64_t first = run_along_k(s, 0, k < lanes ? k : lanes);
+    int64_t first = opq_pack_run(s, 0, k < lanes ? k : lanes), word = s->word ? s->word : 1;
     int count = find_runs(s, across, runs);
-    if (row_cost(s->target, runs, count) <= s->target->transpose_cycles * lanes * squares / first) {
-        count = find_moves(runs, count, lanes, moves);
-        if (!s->word)
-            return isa->moves(s, k, moves, count, width, out);
-        isa->word_moves(s, k, moves, count, width, out);
-        return true;
+    bool rows = row_cost(s->target, runs, count) <= s->target->transpose_cycles * lanes * squares / first;
+    count = find_moves(runs, count, lanes, moves);
+    if (rows)
+        return pack_rows(isa, s, k, moves, count, width, out);
+    bool done = true;
+    for (int64_t i = 0, length; i < k && done; i += length) {
+        opq_pack_source part = opq_pack_part_of(s, i, 0);
+        void *to = (char *)out + i / word * width * opq_dtype_bytes(s->to);
+        length = opq_pack_run(s, i, k) / word * word;
+        if (length > 0) {
+            done = pack_run(isa, &part, length, across, width, to);
+        } else {
+            length = k - i < word ? k - i : word;
+            done = pack_rows(isa, &part, length, moves, count, width, to);
+        }
     }
-    if (s->word)
-        return false;
-    for (int64_t i = 0, length; i < k; i += length) {
-        opq_pack_source part = *s;
-        length = run_along_k(s, i, k);
-        part.data = opq_pack_at(s->data, s->from, opq_pack_k(s, i));
-        part.k_stride = 1;
-        part.k_at = NULL;
-        if (!isa->panel(&part, length, across, width, (char *)out + i * width * opq_dtype_bytes(s->to)))
-            return false;
-    }
-    return true;
+    return done;
 }
 
 void opq_pack_panel(const opq_gemm_isa *isa, const opq_pack_source *s, int64_t k, int64_t across, int width, void *out)

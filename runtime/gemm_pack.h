@@ -42,6 +42,8 @@ opq_pack_source opq_pack_part_of(const opq_pack_source *source, int64_t i, int64
 /* One panel: numbers, or words and what is narrower than f32. */
 void opq_pack_panel(const opq_gemm_isa *isa, const opq_pack_source *source, int64_t k, int64_t across, int width,
                     void *out);
+/* How many from k on, before `end`, lie side by side. */
+int64_t opq_pack_run(const opq_pack_source *source, int64_t k, int64_t end);
 /* A panel of neighbours, or k, that lie at no stride. False: no fast way. */
 bool opq_pack_window(const opq_gemm_isa *isa, const opq_pack_source *source, int64_t k, int64_t across, int width,
                      void *out);

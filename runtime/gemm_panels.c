@@ -40,7 +40,7 @@ static void copy_words(const opq_pack_source *s, int64_t terms, int64_t rows, ch
 {
     size_t bytes = (size_t)(terms * opq_dtype_bytes(s->from));
     for (int64_t i = 0; i < rows; i++, out += OPQ_AMX_BYTES) {
-        const void *row = opq_pack_at(s->data, s->from, i * s->across_stride);
+        const void *row = opq_pack_at(s->data, s->from, opq_pack_k(s, 0) + opq_pack_across(s, i));
         if (s->from == OPQ_f32) {
             opq_pack_rounded_avx512(row, terms, (uint16_t *)(void *)out);
             continue;
@@ -54,13 +54,12 @@ static void copy_words(const opq_pack_source *s, int64_t terms, int64_t rows, ch
 static void pack_tiles(const gemm_run *run, const opq_pack_source *source, int64_t terms, int64_t rows, char *out)
 {
     int64_t step = 16 * gemm_word(run->rule);
-    bool as_they_lie = gemm_in_rows(&run->call.a, gemm_left_dtype(run)) ||
-                       (run->rule == GEMM_PAIRS16 && gemm_in_rows(&run->call.a, OPQ_f32));
+    bool has_words = source->from == gemm_left_dtype(run) || (run->rule == GEMM_PAIRS16 && source->from == OPQ_f32);
     for (int64_t k = 0; k < terms; k += step, out += rows * OPQ_AMX_BYTES) {
         _Alignas(64) char words[OPQ_AMX_ROWS_MAX * OPQ_AMX_BYTES];
         opq_pack_source part = opq_pack_part_of(source, k, 0);
         int64_t count = gemm_min(step, terms - k), row_bytes = rows * run->element_bytes;
-        if (as_they_lie) {
+        if (has_words && opq_pack_run(&part, 0, count) == count) {
             copy_words(&part, count, rows, out);
             continue;
         }
