@@ -167,7 +167,7 @@ static void plan_k(gemm_run *run)
     if (run->few_rows || run->streams_b)
         most = call->k;
     else if (run->row_panels == 1 && !run->b_in_place && !call->packed_b)
-        most = t->l1_group_bytes / (run->group_panels * gemm_row_bytes(run));
+        most = t->l1_group_bytes / (gemm_ceil(run->vectors, OPQ_GEMM_PANEL_VECTORS) * gemm_row_bytes(run));
     /* Equal blocks, whole steps of the kernels' unrolled loop, of the packers' transposes, and of GEMM_APART. */
     int64_t blocks = gemm_ceil(call->k, most);
     run->k_block = blocks > 1 ? gemm_ceil(gemm_ceil(call->k, blocks), 32) * 32 : call->k;

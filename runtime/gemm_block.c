@@ -3,7 +3,7 @@
  *   for each group of column panels
  *     for each block of k                        b: packed here, shared, or in place; stays in L2
  *       for each tile of row panels              c: in place, or a scratch tile that the callback gets after the last block of k
- *         for each step of column panels         its part of b is streamed once per
+ *         for each step of column panels         its part of b is streamed once per, or packed here for one row panel
  *           row panel: kernel                    the sums continue from c: still one chain per element
  */
 #include "codegen_llvm/cpu.h"
@@ -30,6 +30,8 @@ typedef struct right_view {
     const char *data; /* row k of panel p: data + k * k_bytes + p * panel_bytes */
     int64_t k_bytes, panel_bytes;
     int64_t start; /* 0, or what sums begin with is so many bytes behind the first row */
+    bool packs;    /* it is room for what each step packs */
+    int64_t panel; /* then, the first one */
 } right_view;
 
 typedef struct block {
@@ -81,6 +83,11 @@ static bool reads_whole_vectors(const gemm_run *run, int64_t columns)
     return rest == 0 || vectors_for(run, rest) * run->lanes == rest;
 }
 
+/* One row panel uses what is packed of the right operand at once: each step's is put in the same place, near. */
+static bool packs_steps(const gemm_run *run) { return run->row_panels == 1; }
+
+static int64_t step_panels(const gemm_run *run) { return gemm_ceil(run->vectors, OPQ_GEMM_PANEL_VECTORS); }
+
 /* Group [first, last) of column panels, rows [k0, k0 + k). Packs it unless it is packed already or good as it is. */
 static right_view right_of(const block *w, int64_t first, int64_t last, int64_t k0, int64_t k)
 {
@@ -92,18 +99,21 @@ static right_view right_of(const block *w, int64_t first, int64_t last, int64_t 
     int64_t panel_bytes = gemm_panel_bytes(run, whole);
     int64_t offset = first * panel_bytes + k0 * row_bytes, start = run->rule == GEMM_QUADS ? whole * row_bytes : 0;
     if (run->call.packed_b)
-        return (right_view){(const char *)run->call.packed_b + offset, row_bytes, panel_bytes, k0 == 0 ? start : 0};
+        return (right_view){
+            (const char *)run->call.packed_b + offset, row_bytes, panel_bytes, k0 == 0 ? start : 0, false, 0};
     if (run->shared_b)
         return (right_view){run->shared_b + w->batch % gemm_right_count(run) * run->column_panels * panel_bytes + offset,
-                            row_bytes, panel_bytes, k0 == 0 ? start : 0};
+                            row_bytes, panel_bytes, k0 == 0 ? start : 0, false, 0};
     if (run->b_in_place && reads_whole_vectors(run, gemm_min(last * run->panel, run->call.n) - first * run->panel)) {
         const void *data =
             opq_pack_at(b->data, b->dtype, w->batch * b->batch_stride + k0 * b->row_stride + first * run->panel);
-        return (right_view){data, b->row_stride * run->element_bytes, row_bytes, 0};
+        return (right_view){data, b->row_stride * run->element_bytes, row_bytes, 0, false, 0};
     }
     panel_bytes = gemm_panel_bytes(run, k);
-    gemm_pack_b_panels(run, w->batch, first, last, k0, k, w->packed_b, panel_bytes);
-    return (right_view){w->packed_b, row_bytes, panel_bytes, run->rule == GEMM_QUADS ? k * row_bytes : 0};
+    if (!packs_steps(run))
+        gemm_pack_b_panels(run, w->batch, first, last, k0, k, w->packed_b, panel_bytes);
+    start = run->rule == GEMM_QUADS ? k * row_bytes : 0;
+    return (right_view){w->packed_b, row_bytes, panel_bytes, start, packs_steps(run), first};
 }
 
 /* One kernel's share: rows from `row` on of the left operand, times the panel `at` of the right one. */
@@ -248,6 +258,17 @@ static ahead rows_ahead(const block *w, int64_t first, int64_t last, const left_
     return (ahead){a->data + (row - a->first_row) * a->row_bytes, (end - row) * a->row_bytes / (steps * (last - first))};
 }
 
+/* The panels of the columns from j on, at most a step of them. */
+static const char *step_of(const block *w, const right_view *b, int64_t j, int64_t columns, int64_t k0, int64_t k)
+{
+    const gemm_run *run = w->run;
+    int64_t panel = j / run->panel, last = gemm_min(panel + step_panels(run), gemm_ceil(columns, run->panel));
+    if (!b->packs)
+        return b->data + panel * b->panel_bytes;
+    gemm_pack_b_panels(run, w->batch, b->panel + panel, b->panel + last, k0, k, w->packed_b, b->panel_bytes);
+    return w->packed_b;
+}
+
 /* One tile, one block of k. c: its row panels' first row, the group's first column. */
 static opq_status run_tile(const block *w, int64_t first, int64_t last, const left_view *a, const right_view *b,
                            int64_t columns, char *c, int64_t c_bytes, bool whole_vectors, int64_t k0, int64_t k)
@@ -258,11 +279,11 @@ static opq_status run_tile(const block *w, int64_t first, int64_t last, const le
     int64_t top = gemm_row(run, first), step = (int64_t)run->vectors * run->lanes;
     ahead left = rows_ahead(w, first, last, a, gemm_ceil(columns, step));
     for (int64_t j = 0; j < columns; j += step) {
-        int64_t wide = gemm_min(step, columns - j), step_panels = step / run->panel;
+        int64_t wide = gemm_min(step, columns - j), panels = step_panels(run);
         int vectors = vectors_for(run, wide);
-        const char *at = b->data + j / run->panel * b->panel_bytes;
-        ahead right = {at + step_panels * b->panel_bytes,
-                       run->streams_b ? 0 : step_panels * k * b->k_bytes / (last - first)};
+        const char *at = step_of(w, b, j, columns, k0, k);
+        ahead right = {at + panels * b->panel_bytes,
+                       run->streams_b || b->packs ? 0 : panels * k * b->k_bytes / (last - first)};
         ahead *next = left.at ? &left : &right;
         for (int64_t p = first; p < last; p++, next->at += next->share) {
             int64_t row = gemm_row(run, p), rows = gemm_row(run, p + 1) - row;
@@ -373,7 +394,7 @@ static int64_t group_bytes(const gemm_run *run)
 {
     if (run->call.packed_b || run->shared_b || run->few_rows)
         return 0;
-    return run->group_panels * gemm_panel_bytes(run, run->k_block);
+    return (packs_steps(run) ? step_panels(run) : run->group_panels) * gemm_panel_bytes(run, run->k_block);
 }
 
 static int64_t tile_bytes(const gemm_run *run)
