@@ -56,7 +56,7 @@ typedef struct kernel {
 /* What changes from one k to the next. */
 typedef struct state {
     LLVMValueRef tile[TILE_MAX];    /* row-major */
-    LLVMValueRef a, b, prefetch, k; /* a: of a window, its columns; k: steps still to do */
+    LLVMValueRef a, b, prefetch, k; /* a: of what has a table of columns, this; k: steps still to do */
 } state;
 
 static LLVMValueRef constant(const kernel *g, int64_t value)
@@ -148,6 +148,8 @@ static void declare_function(kernel *g, const char *name)
     g->e->function = function;
 }
 
+static bool has_columns(const kernel *g) { return g->left == OPQ_GEMM_LEFT_WINDOW || g->left == OPQ_GEMM_LEFT_BESIDE; }
+
 /* So many elements behind an address as the table says. */
 static LLVMValueRef advance_by(const kernel *g, LLVMValueRef address, LLVMValueRef table, int64_t index)
 {
@@ -178,20 +180,23 @@ static LLVMValueRef c_vector(const kernel *g, int row, int vector)
     return advance(g, g->c_address[row], constant(g, (int64_t)vector * g->vector_bytes));
 }
 
-/* Element (i, u) from where the state is. `column`: of a window, what the table says of u. */
+/* Element (i, u) from where the state is. `column`: what the table says of u, if there is one. */
 static LLVMValueRef left_address(const kernel *g, const state *s, LLVMValueRef column, int i, int u)
 {
     if (g->left == OPQ_GEMM_LEFT_PACKED)
         return advance(g, s->a, constant(g, ((int64_t)u * g->rows + i) * g->element_bytes));
     if (g->left == OPQ_GEMM_LEFT_WINDOW)
         return LLVMBuildGEP2(g->e->builder, g->element, g->row_address[i], &column, 1, "");
+    if (g->left == OPQ_GEMM_LEFT_BESIDE)
+        return advance(g, LLVMBuildGEP2(g->e->builder, g->element, g->arg[ARG_A], &column, 1, ""),
+                       constant(g, (int64_t)i * g->element_bytes));
     return advance(g, advance(g, s->a, g->row_offset[i]), constant(g, (int64_t)u * g->element_bytes));
 }
 
 /* Bytes by which the state's `a` moves for one k. */
 static int64_t left_step(const kernel *g)
 {
-    if (g->left == OPQ_GEMM_LEFT_WINDOW)
+    if (has_columns(g))
         return 8;
     return (g->left == OPQ_GEMM_LEFT_PACKED ? g->rows : 1) * (int64_t)g->element_bytes;
 }
@@ -211,7 +216,7 @@ static void multiply_step(const kernel *g, state *s, int u)
     LLVMValueRef b[OPQ_GEMM_VECTORS_MAX], column = NULL;
     for (int v = 0; v < g->vectors; v++)
         b[v] = load_right(g, advance(g, s->b, g->panel_offset[v]));
-    if (g->left == OPQ_GEMM_LEFT_WINDOW)
+    if (has_columns(g))
         column = LLVMBuildLoad2(g->e->builder, g->i64, advance(g, s->a, constant(g, (int64_t)u * 8)), "");
     for (int i = 0; i < g->rows; i++) {
         LLVMValueRef at = left_address(g, s, column, i, u);
@@ -290,7 +295,7 @@ static state emit_start(kernel *g)
     LLVMBuildCondBr(builder, LLVMBuildICmp(builder, LLVMIntNE, g->arg[ARG_ACCUMULATE], constant(g, 0), ""), reload,
                     begin);
 
-    state zero = {.a = g->arg[g->left == OPQ_GEMM_LEFT_WINDOW ? ARG_COLUMNS : ARG_A],
+    state zero = {.a = g->arg[has_columns(g) ? ARG_COLUMNS : ARG_A],
                   .b = g->arg[ARG_B],
                   .prefetch = g->arg[ARG_PREFETCH],
                   .k = g->arg[ARG_K]},
@@ -365,7 +370,7 @@ static unsigned leaf_of(opq_gemm_element element)
 
 static LLVMValueRef emit_tile(opq_emitter *e, const tiles *t, const opq_gemm_tile_shape *shape)
 {
-    static const char *const lefts[] = {"packed", "rows", "window"};
+    static const char *const lefts[] = {"packed", "rows", "window", "beside"};
     char name[sizeof t->name + 32];
     kernel g = {.e = e, .left = shape->left, .rows = shape->rows, .vectors = shape->vectors, .kind = t->element};
     snprintf(name, sizeof name, "%s_%s_%dx%d", t->name, lefts[shape->left], shape->rows, shape->vectors);

@@ -18,6 +18,27 @@ bool gemm_is_window(opq_dtype dtype, const opq_matrix *left, int64_t n)
     return gemm_has_tables(left) && left->dtype == dtype && n >= COLUMNS_MIN && (!left->padded || left->padded->reused);
 }
 
+/* Of a table: after so many numbers, each one more than that before, it begins anew, always; 0: it does not. */
+static int64_t find_period(const int64_t *table, int64_t count)
+{
+    int64_t period = 1;
+    while (period < count && table[period] == table[period - 1] + 1)
+        period++;
+    for (int64_t i = 1; i < count; i++)
+        if (i % period != 0 && table[i] != table[i - 1] + 1)
+            return 0;
+    return count % period == 0 ? period : 0;
+}
+
+int64_t gemm_window_rows(const gemm_run *run, int64_t most)
+{
+    const opq_matrix *a = &run->call.a;
+    int64_t m = run->call.m, period = a->rows ? find_period(a->rows, m) : a->row_stride == 1 ? m : 0;
+    while (period > 0 && period < m && period % most != 0)
+        most--;
+    return period > 0 ? most : 0;
+}
+
 /* Is the copy made block by block of k, as the outermost dim goes? */
 static bool in_parts(const gemm_run *run)
 {
