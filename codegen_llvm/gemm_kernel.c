@@ -48,7 +48,7 @@ typedef struct kernel {
     LLVMValueRef fma, prefetch;
     LLVMValueRef arg[ARGUMENTS];
     LLVMValueRef row_offset[OPQ_GEMM_ROWS_MAX];      /* LEFT_ROWS: bytes from row 0 of a */
-    LLVMValueRef row_address[OPQ_GEMM_ROWS_MAX];     /* LEFT_WINDOW */
+    LLVMValueRef row_address[OPQ_GEMM_ROWS_MAX];     /* from LEFT_WINDOW on */
     LLVMValueRef panel_offset[OPQ_GEMM_VECTORS_MAX]; /* bytes from vector 0 of b */
     LLVMValueRef c_address[OPQ_GEMM_ROWS_MAX];
 } kernel;
@@ -148,7 +148,13 @@ static void declare_function(kernel *g, const char *name)
     g->e->function = function;
 }
 
-static bool has_columns(const kernel *g) { return g->left == OPQ_GEMM_LEFT_WINDOW || g->left == OPQ_GEMM_LEFT_BESIDE; }
+static bool has_columns(const kernel *g) { return g->left >= OPQ_GEMM_LEFT_WINDOW; }
+
+/* Rows from one to the next whose number is in the table. */
+static int rows_apart(const kernel *g)
+{
+    return g->left == OPQ_GEMM_LEFT_WINDOW ? 1 : g->left == OPQ_GEMM_LEFT_THREES ? OPQ_GEMM_THREE : OPQ_GEMM_ROWS_MAX;
+}
 
 /* So many elements behind an address as the table says. */
 static LLVMValueRef advance_by(const kernel *g, LLVMValueRef address, LLVMValueRef table, int64_t index)
@@ -163,7 +169,7 @@ static void prepare_addresses(kernel *g)
     for (int i = 0; i < g->rows; i++) {
         if (g->left == OPQ_GEMM_LEFT_ROWS)
             g->row_offset[i] = LLVMBuildMul(builder, g->arg[ARG_A_STRIDE], constant(g, i), "");
-        if (g->left == OPQ_GEMM_LEFT_WINDOW)
+        if (has_columns(g) && i % rows_apart(g) == 0)
             g->row_address[i] = advance_by(g, g->arg[ARG_A], g->arg[ARG_ROWS], i);
         g->c_address[i] = advance(g, g->arg[ARG_C], LLVMBuildMul(builder, g->arg[ARG_C_STRIDE], constant(g, i), ""));
         touch(g, g->c_address[i], true);
@@ -185,11 +191,11 @@ static LLVMValueRef left_address(const kernel *g, const state *s, LLVMValueRef c
 {
     if (g->left == OPQ_GEMM_LEFT_PACKED)
         return advance(g, s->a, constant(g, ((int64_t)u * g->rows + i) * g->element_bytes));
-    if (g->left == OPQ_GEMM_LEFT_WINDOW)
-        return LLVMBuildGEP2(g->e->builder, g->element, g->row_address[i], &column, 1, "");
-    if (g->left == OPQ_GEMM_LEFT_BESIDE)
-        return advance(g, LLVMBuildGEP2(g->e->builder, g->element, g->arg[ARG_A], &column, 1, ""),
-                       constant(g, (int64_t)i * g->element_bytes));
+    if (has_columns(g)) {
+        int beside = i % rows_apart(g);
+        LLVMValueRef at = LLVMBuildGEP2(g->e->builder, g->element, g->row_address[i - beside], &column, 1, "");
+        return advance(g, at, constant(g, (int64_t)beside * g->element_bytes));
+    }
     return advance(g, advance(g, s->a, g->row_offset[i]), constant(g, (int64_t)u * g->element_bytes));
 }
 
@@ -370,7 +376,7 @@ static unsigned leaf_of(opq_gemm_element element)
 
 static LLVMValueRef emit_tile(opq_emitter *e, const tiles *t, const opq_gemm_tile_shape *shape)
 {
-    static const char *const lefts[] = {"packed", "rows", "window", "beside"};
+    static const char *const lefts[] = {"packed", "rows", "window", "threes", "beside"};
     char name[sizeof t->name + 32];
     kernel g = {.e = e, .left = shape->left, .rows = shape->rows, .vectors = shape->vectors, .kind = t->element};
     snprintf(name, sizeof name, "%s_%s_%dx%d", t->name, lefts[shape->left], shape->rows, shape->vectors);

@@ -22,11 +22,12 @@ typedef enum opq_gemm_element {
 } opq_gemm_element;
 
 /* Where the left operand's element (i, k) is: packed [k][rows] without gaps, in rows `a_stride` bytes apart, rows[i] + columns[k] elements
- * behind a, or i + columns[k]. */
+ * behind a; then each third row, or the first, may be all whose number is read: those that follow lie beside it. */
 typedef enum opq_gemm_left {
     OPQ_GEMM_LEFT_PACKED,
     OPQ_GEMM_LEFT_ROWS,
     OPQ_GEMM_LEFT_WINDOW,
+    OPQ_GEMM_LEFT_THREES,
     OPQ_GEMM_LEFT_BESIDE,
     OPQ_GEMM_LEFTS
 } opq_gemm_left;
@@ -35,13 +36,14 @@ enum {
     OPQ_GEMM_PANEL_VECTORS = 2, /* vectors in one row of a panel of the right operand */
     OPQ_GEMM_ROWS_MAX = 14,
     OPQ_GEMM_VECTORS_MAX = 8,
+    OPQ_GEMM_THREE = 3,
 };
 
 /* A tile. All strides are in bytes. Row k of panel p of the right operand is at
  * b + k * b_stride + p * b_panel_stride and is read whole: the elements of two vectors (of one if the kernel has one). c gets rows x vectors*lanes
  * elements, rows c_stride apart; they are also the start of the sums if accumulate != 0. k may be 0.
- * `prefetch` moves by prefetch_step for each k and is touched on the way; it need not be a valid address. Only a window has rows, and
- * columns, as rows beside each other; neither has a_stride. */
+ * `prefetch` moves by prefetch_step for each k and is touched on the way; it need not be a valid address. Only windows, of the last
+ * three kinds, have rows and columns, and no a_stride. */
 typedef void (*opq_gemm_kernel)(const void *a, int64_t a_stride, const void *b, int64_t b_stride, int64_t b_panel_stride,
                                 void *c, int64_t c_stride, int64_t k, int64_t accumulate, const void *prefetch,
                                 int64_t prefetch_step, const int64_t *rows, const int64_t *columns);

@@ -16,7 +16,7 @@ int opq_gemm_rows_max(const opq_cpu *cpu, int vectors)
 static int rows_max(const opq_cpu *cpu, const opq_gemm_tile_shape *tile)
 {
     int most = opq_gemm_rows_max(cpu, tile->vectors), in_place = (int)cpu->target->gemm.rows_in_place;
-    if (tile->left == OPQ_GEMM_LEFT_BESIDE)
+    if (tile->left >= OPQ_GEMM_LEFT_THREES)
         return tile->vectors > OPQ_GEMM_PANEL_VECTORS ? 0 : most;
     return tile->left != OPQ_GEMM_LEFT_PACKED && most > in_place ? in_place : most;
 }

@@ -123,11 +123,15 @@ static int64_t panel_rows(const gemm_run *run)
     return run->a_in_place ? gemm_min(most, run->cpu->target->gemm.rows_in_place) : most;
 }
 
-/* Likewise, of a window whose rows lie side by side: kernels need no address for each. */
-static int64_t rows_beside(const gemm_run *run)
+/* More, if kernels need no address for each of them. */
+static int64_t window_rows(gemm_run *run, int64_t most)
 {
     int64_t vectors = gemm_min(gemm_ceil(run->call.n, run->lanes), OPQ_GEMM_PANEL_VECTORS);
-    return run->a_window ? gemm_window_rows(run, opq_gemm_rows_max(run->cpu, (int)vectors)) : 0;
+    int64_t rows = gemm_window_rows(run, opq_gemm_rows_max(run->cpu, (int)vectors), &run->window);
+    if (rows > most && run->call.m > most)
+        return rows;
+    run->window = OPQ_GEMM_LEFT_WINDOW;
+    return most;
 }
 
 /* In the row of a tile of so many rows. */
@@ -146,9 +150,8 @@ static void plan_tile(gemm_run *run)
     run->a_window = !call->packed_a && gemm_is_window(gemm_as_it_lies(call), &call->a, call->n);
     run->a_in_place = run->a_window || (reads_rows(run, &call->a) && !call->packed_a &&
                                         (call->m <= t->rows_in_place || call->n * run->element_bytes <= t->group_bytes));
-    int64_t most = panel_rows(run), beside = rows_beside(run);
-    run->a_beside = beside > most && call->m > most;
-    most = run->a_beside ? beside : most;
+    int64_t most = panel_rows(run);
+    most = run->a_window ? window_rows(run, most) : most;
     run->row_panels = gemm_ceil(call->m, most);
     run->column_panels = gemm_ceil(call->n, run->panel);
 

@@ -50,7 +50,7 @@ static left_view left_of(block *w, int64_t k0, int64_t k)
     const opq_matrix *a = &run->call.a;
     if (run->a_window)
         return (left_view){.data = gemm_window_data(run, w->batch, k0, k, &w->window),
-                           .kind = run->a_beside ? OPQ_GEMM_LEFT_BESIDE : OPQ_GEMM_LEFT_WINDOW,
+                           .kind = run->window,
                            .rows = w->window.rows,
                            .columns = w->window.columns + k0};
     if (run->a_in_place) {
@@ -136,8 +136,6 @@ static void run_kernel(const block *w, const piece *p, char *c, int64_t c_bytes,
     const left_view *a = p->a;
     const right_view *b = p->b;
     const char *left = a->data + (p->row - a->first_row) * a->row_bytes;
-    if (a->kind == OPQ_GEMM_LEFT_BESIDE)
-        left += a->rows[p->row] * w->run->element_bytes;
     if (p->kernel) {
         p->kernel(left, a->row_bytes, p->at, b->k_bytes, b->panel_bytes, c, c_bytes, p->k, accumulate, next, next_step,
                   a->rows ? a->rows + p->row : NULL, a->columns);

@@ -48,10 +48,10 @@ typedef struct gemm_run {
     int64_t group_panels; /* column panels that share a tile; a multiple of vectors / 2 */
     int64_t k_block;      /* of all but the last block of k */
     bool a_in_place, b_in_place;
-    bool a_window;  /* a_in_place, by tables */
-    bool a_beside;  /* a_window, and the rows of each panel lie side by side */
-    bool streams_b; /* it is packed, and one row panel reads it from end to end: hardware fetches what comes */
-    bool few_rows;  /* b is transposed in registers: see gemm_few_body.h */
+    bool a_window;        /* a_in_place, by tables */
+    opq_gemm_left window; /* then, how its rows lie in each panel */
+    bool streams_b;       /* it is packed, and one row panel reads it from end to end: hardware fetches what comes */
+    bool few_rows;        /* b is transposed in registers: see gemm_few_body.h */
     char *shared_a, *shared_b;         /* packed by all threads before the blocks start, or NULL */
     int64_t row_chunks, column_chunks; /* blocks per batch */
 } gemm_run;
@@ -179,8 +179,8 @@ typedef struct gemm_window {
     char *copy; /* NULL, or room for the padded copy, of which [first, last) of the outermost dim are there */
     int64_t first, last;
 } gemm_window;
-/* Rows of a panel, at most so many, if they lie side by side in each; 0: they do not. */
-int64_t gemm_window_rows(const gemm_run *run, int64_t most);
+/* Rows of a panel, at most so many, if they lie side by side in each, or by threes; 0: they do not. */
+int64_t gemm_window_rows(const gemm_run *run, int64_t most, opq_gemm_left *out_left);
 /* Is it better so than packed, for so many columns? */
 bool gemm_is_window(opq_dtype dtype, const opq_matrix *left, int64_t n);
 /* Room that gemm_window_begin needs, 64-byte aligned. */

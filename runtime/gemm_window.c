@@ -30,13 +30,16 @@ static int64_t find_period(const int64_t *table, int64_t count)
     return count % period == 0 ? period : 0;
 }
 
-int64_t gemm_window_rows(const gemm_run *run, int64_t most)
+int64_t gemm_window_rows(const gemm_run *run, int64_t most, opq_gemm_left *out_left)
 {
     const opq_matrix *a = &run->call.a;
     int64_t m = run->call.m, period = a->rows ? find_period(a->rows, m) : a->row_stride == 1 ? m : 0;
-    while (period > 0 && period < m && period % most != 0)
+    bool threes = period == OPQ_GEMM_THREE;
+    int64_t whole = threes ? m / OPQ_GEMM_THREE : period, step = threes ? OPQ_GEMM_THREE : 1;
+    *out_left = threes ? OPQ_GEMM_LEFT_THREES : OPQ_GEMM_LEFT_BESIDE;
+    for (most /= step; period > 0 && period < m && whole % most != 0;)
         most--;
-    return period > 0 ? most : 0;
+    return period > 0 ? most * step : 0;
 }
 
 /* Is the copy made block by block of k, as the outermost dim goes? */
