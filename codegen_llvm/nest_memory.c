@@ -87,29 +87,37 @@ static LLVMValueRef turn_round(opq_nest *n, LLVMValueRef vector)
     return LLVMBuildShuffleVector(n->e->builder, vector, vector, LLVMConstVector(indices, (unsigned)n->e->lanes), "");
 }
 
-/* Every `stride`th element of as many vectors that follow each other, two to four. */
-static LLVMValueRef every(opq_nest *n, const LLVMValueRef *parts, int stride)
+/* Every `stride`th element of as many vectors that follow each other, two to four, the last of which begins `earlier` elements before that. */
+static LLVMValueRef every(opq_nest *n, const LLVMValueRef *parts, int stride, int earlier)
 {
     int lanes = n->e->lanes;
-    if (stride == 2)
-        return shuffle(n, parts[0], parts[1], 0, lanes, 2);
-    LLVMValueRef last = stride == 3 ? LLVMGetPoison(LLVMTypeOf(parts[0])) : parts[3];
-    return shuffle(n, shuffle(n, parts[0], parts[1], 0, 2 * lanes, 1), shuffle(n, parts[2], last, 0, 2 * lanes, 1), 0,
-                   lanes, stride);
+    LLVMValueRef indices[OPQ_LANES], pairs[2] = {parts[0], parts[1]};
+    if (stride > 2) {
+        LLVMValueRef last = stride == 3 ? LLVMGetPoison(LLVMTypeOf(parts[0])) : parts[3];
+        pairs[0] = shuffle(n, parts[0], parts[1], 0, 2 * lanes, 1);
+        pairs[1] = shuffle(n, parts[2], last, 0, 2 * lanes, 1);
+    }
+    for (int l = 0; l < lanes; l++)
+        indices[l] = opq_int(n->e, 32, l * stride + (l * stride < (stride - 1) * lanes ? 0 : earlier));
+    return LLVMBuildShuffleVector(n->e->builder, pairs[0], pairs[1], LLVMConstVector(indices, (unsigned)lanes), "");
 }
 
-/* Two to four elements apart: all between them is loaded, but for what lies behind the last one. */
+/* Two to four elements apart: all between them is loaded, and nothing that lies behind the last one. */
 static LLVMValueRef load_apart(opq_nest *n, opq_dtype dtype, int stride, LLVMValueRef pointer)
 {
-    int lanes = n->e->lanes;
-    LLVMTypeRef bit = LLVMInt1TypeInContext(n->e->context);
-    LLVMValueRef parts[4], counts[OPQ_LANES];
-    for (int l = 0; l < lanes; l++)
-        counts[l] = LLVMConstInt(bit, l <= lanes - stride, false);
-    for (int v = 0; v < stride; v++)
-        parts[v] = load_contiguous(n, dtype, advance(n, dtype, pointer, opq_i64(n->e, (int64_t)v * lanes)),
-                                   v + 1 < stride ? NULL : LLVMConstVector(counts, (unsigned)lanes));
-    return every(n, parts, stride);
+    LLVMValueRef parts[4];
+    for (int v = 0; v < stride; v++) {
+        int64_t at = (int64_t)v * n->e->lanes - (v + 1 < stride ? 0 : stride - 1);
+        parts[v] = load_contiguous(n, dtype, advance(n, dtype, pointer, opq_i64(n->e, at)), NULL);
+    }
+    return every(n, parts, stride, stride - 1);
+}
+
+/* Are there masked loads of such elements? */
+static bool has_masks(const opq_nest *n, opq_dtype dtype)
+{
+    int64_t bytes = opq_dtype_bytes(dtype);
+    return bytes <= 8 && (bytes >= 4 || opq_cpu_has(n->e->cpu, OPQ_LEAF_bit_masks));
 }
 
 /* What follows is made where `value` was, which may be before a loop. The block to return to. */
@@ -150,7 +158,20 @@ static LLVMValueRef load_apart_masked(opq_nest *n, opq_dtype dtype, int stride, 
         some = bits ? some : LLVMBuildICmp(b, LLVMIntSLT, some, none, "");
         parts[v] = load_contiguous(n, dtype, advance(n, dtype, pointer, opq_i64(n->e, (int64_t)v * lanes)), some);
     }
-    return every(n, parts, stride);
+    return every(n, parts, stride, 0);
+}
+
+/* Every second element of two bytes, where there are no masked loads of such: aligned pairs of them, of which each has one that is wanted. The
+ * other may lie outside of a tensor, but never in another page. */
+static LLVMValueRef load_half_of_pairs(opq_nest *n, LLVMValueRef pointer, LLVMValueRef mask)
+{
+    LLVMBuilderRef b = n->e->builder;
+    LLVMTypeRef i64 = LLVMInt64TypeInContext(n->e->context), bytes = LLVMInt8TypeInContext(n->e->context);
+    LLVMValueRef second = LLVMBuildAnd(b, LLVMBuildPtrToInt(b, pointer, i64, ""), opq_i64(n->e, 2), "");
+    LLVMValueRef back = LLVMBuildNeg(b, second, ""), bits = LLVMBuildShl(b, second, opq_i64(n->e, 3), "");
+    LLVMValueRef pairs = load_contiguous(n, OPQ_i32, LLVMBuildGEP2(b, bytes, pointer, &back, 1, ""), mask);
+    bits = opq_splat(n->e, LLVMBuildTrunc(b, bits, LLVMInt32TypeInContext(n->e->context), ""));
+    return LLVMBuildTrunc(b, LLVMBuildLShr(b, pairs, bits, ""), opq_vector_of(n->e, opq_memory_type(n->e, OPQ_bf16)), "");
 }
 
 /* One element for all lanes, where `lanes` has any; elsewhere 0. */
@@ -178,10 +199,12 @@ LLVMValueRef opq_memory_load(opq_nest *n, opq_dtype dtype, opq_stride stride, LL
         memory = opq_splat(n->e, memory);
     } else if (stride == OPQ_STRIDE_one) {
         memory = load_contiguous(n, dtype, pointer, mask);
-    } else if (stride < OPQ_STRIDE_any && mask == NULL && opq_dtype_bytes(dtype) >= 4 && opq_dtype_bytes(dtype) <= 8) {
+    } else if (stride < OPQ_STRIDE_any && mask == NULL && opq_dtype_bytes(dtype) <= 8) {
         memory = load_apart(n, dtype, (int)stride, pointer);
-    } else if (stride < OPQ_STRIDE_any && opq_dtype_bytes(dtype) >= 4 && opq_dtype_bytes(dtype) <= 8) {
+    } else if (stride < OPQ_STRIDE_any && has_masks(n, dtype)) {
         memory = load_apart_masked(n, dtype, (int)stride, pointer, mask);
+    } else if (stride == 2 && opq_dtype_bytes(dtype) == 2 && mask) {
+        memory = load_half_of_pairs(n, pointer, mask);
     } else if (stride == OPQ_STRIDE_back) {
         memory = load_contiguous(n, dtype, last_lane(n, dtype, pointer), mask ? turn_round(n, mask) : NULL);
         memory = turn_round(n, memory);
@@ -271,8 +294,7 @@ void opq_memory_store(opq_nest *n, opq_dtype dtype, opq_stride stride, LLVMValue
     } else if (stride == OPQ_STRIDE_back && mask == NULL) {
         store = LLVMBuildStore(b, turn_round(n, memory), last_lane(n, dtype, pointer));
         LLVMSetAlignment(store, alignment(dtype));
-    } else if (stride < OPQ_STRIDE_any && opq_cpu_has(n->e->cpu, OPQ_LEAF_bit_masks) && opq_dtype_bytes(dtype) >= 4 &&
-               opq_dtype_bytes(dtype) <= 8) {
+    } else if (stride < OPQ_STRIDE_any && opq_cpu_has(n->e->cpu, OPQ_LEAF_bit_masks) && opq_dtype_bytes(dtype) <= 8) {
         store_apart(n, dtype, (int)stride, pointer, mask, memory);
     } else if (mask == NULL) {
         LLVMValueRef offset = opq_i64(n->e, 0);

@@ -13,6 +13,29 @@ def conv_3x3_relu_64x56x56():
     return function, (torch.randn(1, 64, 56, 56), torch.randn(64, 64, 3, 3), torch.randn(64))
 
 
+for _batch, _channels, _size in ((1, 64, 56), (1, 128, 28), (4, 32, 32)):
+    row(
+        f"conv_3x3_bf16_{_batch}x{_channels}x{_size}x{_size}",
+        flops=2 * _batch * _channels * _channels * 9 * _size * _size,
+    )(
+        lambda batch=_batch, channels=_channels, size=_size: (
+            lambda x, w: F.conv2d(x, w, padding=1),
+            (
+                torch.randn(batch, channels, size, size, dtype=torch.bfloat16),
+                torch.randn(channels, channels, 3, 3, dtype=torch.bfloat16),
+            ),
+        )
+    )
+
+
+@row(flops=2 * 8 * 16 * 16 * 9 * 32 * 32)
+def conv_3x3_8x16x32x32():
+    return lambda x, w: F.conv2d(x, w, padding=1), (
+        torch.randn(8, 16, 32, 32),
+        torch.randn(16, 16, 3, 3),
+    )
+
+
 @row(kind="steps", flops=2 * 2 * 32 * 16 * 32 * 9 * 32 * 32)
 def conv_3x3_gradients_32x16x32x32():
     def start(compiled, x, w, grad):
@@ -73,6 +96,11 @@ for _name, (_function, _moved) in SHORT_ROWS.items():
 @row(bytes=5 * 64 * 56 * 56)
 def max_pool_3_by_2_64x56x56():
     return lambda x: F.max_pool2d(x, 3, 2, 1), (torch.randn(1, 64, 56, 56),)
+
+
+@row(bytes=2.5 * 16 * 32 * 32 * 32)
+def max_pool_2_bf16_16x32x32x32():
+    return lambda x: F.max_pool2d(x, 2), (torch.randn(16, 32, 32, 32, dtype=torch.bfloat16),)
 
 
 @row(bytes=5 * 64 * 56 * 56)

@@ -47,7 +47,7 @@ for _m, _k, _n in (
         jax=lambda jax, weights, x: x @ weights["weight"],
     )(functools.partial(product_by_constant, _m, _k, _n, torch.float32))
 
-for _m, _k, _n in ((128, 768, 3072), (512, 512, 512), (8, 768, 768)):
+for _m, _k, _n in ((128, 768, 3072), (512, 512, 512), (1024, 1024, 1024), (8, 768, 768)):
     row(f"mm_bf16_{_m}x{_k}x{_n}", jax=lambda jax, weights, x: x @ weights["weight"])(
         functools.partial(product_by_constant, _m, _k, _n, torch.bfloat16)
     )

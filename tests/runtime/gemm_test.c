@@ -8,6 +8,7 @@
 #include "graph/graph.h"
 #include "opaque/kernel.h"
 #include "runtime/gemm_internal.h"
+#include "runtime/gemm_isa.h"
 #include "tests/support.h"
 
 #include <math.h>
@@ -677,6 +678,62 @@ static void test_rows_alone(void **state)
     munmap(b.map, b.map_bytes);
 }
 
+/* How rows of a window lie in the panels of tiles: places of an image beside each other, taps of three columns by threes. */
+static void test_window_rows(void **state)
+{
+    (void)state;
+    enum { M = 144 };
+    static const struct {
+        int64_t m, period, most, rows; /* the table begins anew after so many */
+        opq_gemm_left left;
+    } cases[] = {
+        {96, 32, 14, 8, OPQ_GEMM_LEFT_BESIDE},  {112, 28, 14, 14, OPQ_GEMM_LEFT_BESIDE},
+        {M, 3, 14, 12, OPQ_GEMM_LEFT_THREES},   {27, 3, 14, 9, OPQ_GEMM_LEFT_THREES},
+        {37, 37, 14, 14, OPQ_GEMM_LEFT_BESIDE}, {26, 13, 6, 1, OPQ_GEMM_LEFT_BESIDE},
+        {M, 1, 14, 1, OPQ_GEMM_LEFT_BESIDE},    {20, 3, 14, 0, OPQ_GEMM_LEFT_WINDOW},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int64_t at[M];
+        for (int64_t j = 0; j < cases[i].m; j++)
+            at[j] = j / cases[i].period * 50 + j % cases[i].period;
+        gemm_run run = {.call = {.m = cases[i].m, .a.rows = at}};
+        opq_gemm_left left;
+        assert_int_equal(gemm_window_rows(&run, cases[i].most, &left), cases[i].rows);
+        assert_true(cases[i].rows == 0 || left == cases[i].left);
+    }
+}
+
+/* Windows of bf16 become pairs as they are, row by row or by transposition, also where a pair lies in two runs along k. */
+static void test_windows_of_pairs(void **state)
+{
+    (void)state;
+    enum { K = 21, ACROSS = 32 };
+    static uint16_t data[4096];
+    int64_t k_at[K], across_at[ACROSS];
+    static uint32_t out[(K + 1) / 2 * ACROSS];
+    const opq_gemm_isa *isa = gemm_isa(&cpu);
+    for (int i = 0; i < 4096; i++)
+        data[i] = (uint16_t)(i | 0x3000);
+    for (int how = 0; how < 4 && isa->word_moves; how++) {
+        for (int64_t i = 0; i < K; i++)
+            k_at[i] = how % 2 ? i / 7 * 40 + i % 7 : i * 90;
+        for (int64_t j = 0; j < ACROSS; j++)
+            across_at[j] = how % 2 ? j * 100 : j / 20 * 55 + j % 20 * (how == 2 ? 2 : 1);
+        opq_pack_source source = {.data = data,
+                                  .from = OPQ_bf16,
+                                  .to = OPQ_f32,
+                                  .k_at = k_at,
+                                  .across_at = across_at,
+                                  .word = 2,
+                                  .target = &cpu.target->gemm};
+        assert_true(opq_pack_window(isa, &source, K, ACROSS, ACROSS, out));
+        for (int64_t i = 0; i < K; i++)
+            for (int64_t j = 0; j < ACROSS; j++)
+                assert_int_equal(out[i / 2 * ACROSS + j] >> i % 2 * 16 & 0xffff, data[k_at[i] + across_at[j]]);
+        assert_int_equal(out[K / 2 * ACROSS] >> 16, 0);
+    }
+}
+
 /* Several calls at once, into c or tiles, two with one left operand and one with another, give what each gives alone. */
 static void check_beside(const int64_t *shape, layout left, bool tiles, const int64_t *columns)
 {
@@ -901,6 +958,8 @@ int main(void)
         cmocka_unit_test(test_large),
         cmocka_unit_test(test_beside),
         cmocka_unit_test(test_rows_alone),
+        cmocka_unit_test(test_window_rows),
+        cmocka_unit_test(test_windows_of_pairs),
         cmocka_unit_test(test_special),
         cmocka_unit_test(test_invalid),
     };
