@@ -33,6 +33,24 @@ Value along(size_t rank, size_t dim, int64_t count)
     return iota(shape, static_cast<int64_t>(dim));
 }
 
+// The same by steps, as a view: nothing is multiplied.
+Value along(size_t rank, size_t dim, int64_t count, int64_t step)
+{
+    const Value all = along(rank, dim, (count - 1) * step + 1);
+    return step == 1 ? all : slice(all, static_cast<int64_t>(dim), 0, count, step);
+}
+
+// Elements from one place of each dim to the next.
+Axis apart(const Axis &sizes)
+{
+    Axis steps(sizes.size(), 1);
+    for (size_t i = sizes.size(); i-- > 1;)
+        steps[i - 1] = steps[i] * sizes[i];
+    return steps;
+}
+
+Value sum_of(const Value &a, const Value &b) { return a ? plus(a, b) : b; }
+
 // (self, kernel_size, stride, padding, dilation?, ceil_mode): arguments from `at` on. False: for PyTorch to judge.
 bool read_pooling(const Call &call, const Tensor &x, size_t at, int64_t spatial, bool dilates, Pooling &p)
 {
@@ -122,15 +140,37 @@ std::vector<Value> split(const Value &number, const Axis &counts)
     return taps;
 }
 
+// Where the best tap of each window is, behind where the window begins; `steps`: elements from a place to the next.
+static Value best_tap(const Value &best, const Pooling &p, const Axis &steps)
+{
+    Value rest = best, sum;
+    int64_t left = c10::multiply_integers(p.kernel);
+    for (size_t i = p.spatial; i-- > 0;) {
+        const int64_t step = steps[i] * p.dilation[i];
+        const int64_t factor = i + 1 == p.spatial ? step : step - p.kernel[i + 1] * steps[i + 1] * p.dilation[i + 1];
+        if (factor != 0)
+            sum = sum_of(sum, factor == 1 ? rest : times(rest, scalar(factor)));
+        left /= p.kernel[i];
+        if (i > 0)
+            rest = quotient(rest, p.kernel[i], left);
+    }
+    return sum;
+}
+
 Value best_places(const Value &best, const Pooling &p)
 {
     const auto rank = static_cast<size_t>(best.rank());
+    const Axis steps = apart(p.x);
     Value linear;
+    if (p.padding == Axis(p.spatial, 0)) {
+        for (size_t i = 0; i < p.spatial; ++i)
+            linear = sum_of(linear, along(rank, p.first + i, p.y[i], p.stride[i] * steps[i]));
+        return plus(linear, best_tap(best, p, steps));
+    }
     const std::vector<Value> taps = split(best, p.kernel);
     for (size_t i = 0; i < p.spatial; ++i) {
-        Value start = times(along(rank, p.first + i, p.y[i]), scalar(p.stride[i]));
-        start = record(OPQ_OP_sub, {start, scalar(p.padding[i])});
-        Value at = plus(start, times(taps[i], scalar(p.dilation[i])));
+        const Value start = record(OPQ_OP_sub, {along(rank, p.first + i, p.y[i], p.stride[i]), scalar(p.padding[i])});
+        Value at = plus(start, p.dilation[i] == 1 ? taps[i] : times(taps[i], scalar(p.dilation[i])));
         if (p.padding[i] > 0) { // start + dilation * ceil(-start / dilation) is the first one inside
             const Value behind = record(OPQ_OP_remainder, {start, scalar(p.dilation[i])});
             at = record(OPQ_OP_where, {record(OPQ_OP_lt, {at, scalar(0)}), behind, at});
@@ -160,6 +200,8 @@ template <size_t spatial> bool max_pool(Call &call)
 
 struct Reaching {
     Axis windows, t; // windows that may reach an element; values of t
+    Axis low;        // the first is so many before t
+    Axis before;     // elements of padding that t begins with
 };
 
 Reaching reaching(const Pooling &p)
@@ -168,69 +210,102 @@ Reaching reaching(const Pooling &p)
     for (size_t i = 0; i < p.spatial; ++i) {
         r.windows.push_back((p.kernel[i] + p.stride[i] - 1) / p.stride[i]);
         r.t.push_back((p.x[i] + p.padding[i] + p.stride[i] - 1) / p.stride[i]);
+        r.low.push_back(r.windows[i] - 1);
+        r.before.push_back(p.padding[i]);
     }
     return r;
 }
 
-// Of a value of every window: window t - (windows - 1) + j for each (j .., t, r, ..), `number` where there is none.
-Value spread(const Value &value, const Pooling &p, const Reaching &r, const at::Scalar &number)
+// Where t begins with the first element: nothing is cut off if whole strides are there.
+Reaching reaching_elements(const Pooling &p)
 {
-    Axis low(p.spatial), high(p.spatial);
+    Reaching r;
     for (size_t i = 0; i < p.spatial; ++i) {
-        low[i] = r.windows[i] - 1;
-        high[i] = r.t[i] - p.y[i];
+        const int64_t last = (p.stride[i] - 1 + p.padding[i]) / p.stride[i];
+        r.low.push_back((p.kernel[i] - p.padding[i] + p.stride[i] - 1) / p.stride[i] - 1);
+        r.windows.push_back(r.low[i] + last + 1);
+        r.t.push_back((p.x[i] + p.stride[i] - 1) / p.stride[i]);
+        r.before.push_back(0);
     }
-    const Value wide = windows_of(around(value, number, p.first, low, high), p.first,
-                                  {Axis(p.spatial, 0), r.t, Axis(p.spatial, 1), r.windows, Axis(p.spatial, 1)}, true);
-    const Dims shape = shape_of(wide);
+    return r;
+}
+
+// A value of every window, `number` where t reaches others.
+Value with_all(const Value &value, const Pooling &p, const Reaching &r, const at::Scalar &number)
+{
+    Axis high(p.spatial);
+    for (size_t i = 0; i < p.spatial; ++i)
+        high[i] = r.t[i] + r.windows[i] - 1 - r.low[i] - p.y[i];
+    return around(value, number, p.first, r.low, high);
+}
+
+// [.., `in_front`.., t .., ..] for all r, too: [.., t, r, ..].
+Value for_all_elements(const Value &value, const Pooling &p, const Reaching &r, size_t in_front)
+{
+    const Dims shape = shape_of(value);
+    const size_t first = p.first + in_front;
     Dims one, all;
-    for (size_t d = 0; d < p.first + p.spatial; ++d)
+    for (size_t d = 0; d < first; ++d)
         one.push_back(shape[d]);
     for (size_t i = 0; i < p.spatial; ++i)
         one.append({r.t[i], 1});
-    one.append(shape.begin() + static_cast<ptrdiff_t>(p.first + 2 * p.spatial), shape.end());
+    one.append(shape.begin() + static_cast<ptrdiff_t>(first + p.spatial), shape.end());
     all = one;
     for (size_t i = 0; i < p.spatial; ++i)
-        all[p.first + p.spatial + 2 * i + 1] = p.stride[i];
-    return expand(reshape(wide, one), all);
+        all[first + 2 * i + 1] = p.stride[i];
+    return expand(reshape(value, one), all);
 }
 
-// Sums over the windows and leaves the padding out.
+// Of a value of every window: window t - low + j for each (j .., t, r, ..).
+Value spread(const Value &value, const Pooling &p, const Reaching &r, const at::Scalar &number)
+{
+    const Value wide = windows_of(with_all(value, p, r, number), p.first,
+                                  {Axis(p.spatial, 0), r.t, Axis(p.spatial, 1), r.windows, Axis(p.spatial, 1)}, true);
+    return for_all_elements(wide, p, r, p.spatial);
+}
+
+// (t, r, ..) as a plane, without padding.
 Value collected(const Value &value, const Pooling &p, const Reaching &r)
 {
-    Value sum = value;
-    int64_t windows = 1;
-    for (const int64_t count : r.windows)
-        windows *= count;
-    if (windows > 1) {
-        sum = reduce(OPQ_OP_sum, {value}, tap_dims(p), false);
-    } else {
-        Dims shape = shape_of(value);
-        shape.erase(shape.begin() + static_cast<ptrdiff_t>(p.first),
-                    shape.begin() + static_cast<ptrdiff_t>(p.first + p.spatial));
-        sum = reshape(value, shape);
-    }
-    const Dims shape = shape_of(sum);
-    Dims whole, starts(p.first, 0);
-    for (size_t d = 0; d < p.first; ++d)
-        whole.push_back(shape[d]);
+    const Dims shape = shape_of(value);
+    Dims whole(shape.begin(), shape.begin() + static_cast<ptrdiff_t>(p.first)), starts(p.first, 0);
     for (size_t i = 0; i < p.spatial; ++i) {
         whole.push_back(r.t[i] * p.stride[i]);
-        starts.push_back(p.padding[i]);
+        starts.push_back(r.before[i]);
     }
     whole.append(shape.begin() + static_cast<ptrdiff_t>(p.first + 2 * p.spatial), shape.end());
     starts.resize(whole.size(), 0);
     Dims kept = whole;
     for (size_t i = 0; i < p.spatial; ++i)
         kept[p.first + i] = p.x[i];
-    return slice(reshape(sum, whole), kept, starts, Dims(kept.size(), 1));
+    return slice(reshape(value, whole), kept, starts, Dims(kept.size(), 1));
 }
 
-// Where in the dim an element (t, r) is, padding before it counted.
-Value place(size_t rank, const Pooling &p, const Reaching &r, size_t i)
+Value sum_over_windows(const Value &value, const Pooling &p, const Reaching &r)
 {
-    const size_t dim = p.first + p.spatial + 2 * i;
-    return plus(times(along(rank, dim, r.t[i]), scalar(p.stride[i])), along(rank, dim + 1, p.stride[i]));
+    if (c10::multiply_integers(r.windows) > 1)
+        return reduce(OPQ_OP_sum, {value}, tap_dims(p), false);
+    const Dims shape = shape_of(value);
+    Dims rest;
+    for (size_t d = 0; d < shape.size(); ++d)
+        if (d < p.first || d >= p.first + p.spatial)
+            rest.push_back(shape[d]);
+    return reshape(value, rest);
+}
+
+// Where in the plane an element (t, r, ..) is.
+Value own_place(size_t rank, const Pooling &p, const Reaching &r, size_t first)
+{
+    const Axis steps = apart(p.x);
+    Value place;
+    int64_t before = 0;
+    for (size_t i = 0; i < p.spatial; ++i) {
+        const size_t dim = first + 2 * i;
+        place = sum_of(
+            place, plus(along(rank, dim, r.t[i], p.stride[i] * steps[i]), along(rank, dim + 1, p.stride[i], steps[i])));
+        before += r.before[i] * steps[i];
+    }
+    return before ? record(OPQ_OP_sub, {place, scalar(before)}) : place;
 }
 
 } // namespace
@@ -247,7 +322,7 @@ Value give_to_all(const Value &value, const Pooling &p)
         const Value tap = plus(times(j, scalar(p.stride[i])), along(rank, p.first + p.spatial + 2 * i + 1, p.stride[i]));
         given = record(OPQ_OP_where, {record(OPQ_OP_lt, {tap, scalar(p.kernel[i])}), given, scalar(0, value.dtype())});
     }
-    return collected(given, p, r);
+    return collected(sum_over_windows(given, p, r), p, r);
 }
 
 namespace
@@ -280,6 +355,38 @@ void give_to_places(Call &call, const Tensor &grad, const Tensor &x, const Tenso
 
 } // namespace
 
+// What elements get of the windows of which they are the best: as many additions, of which one kernel is made, if they are few.
+static Value sum_of_chosen(const Value &indices, const Value &grad, const Pooling &p)
+{
+    constexpr int64_t few = 8;
+    const Reaching r = reaching_elements(p);
+    const int64_t count = c10::multiply_integers(r.windows);
+    const auto rank = static_cast<size_t>(grad.rank()) + p.spatial;
+    const Value zero = scalar(0, grad.dtype());
+    const auto chosen = [&](const Value &from, const Value &own, const Value &given) {
+        return record(OPQ_OP_where, {record(OPQ_OP_eq, {from, own}), given, zero});
+    };
+    if (count > few) {
+        const Value own = own_place(rank + p.spatial, p, r, p.first + p.spatial);
+        return collected(sum_over_windows(chosen(spread(indices, p, r, -1), own, spread(grad, p, r, 0)), p, r), p, r);
+    }
+    const Value own = own_place(rank, p, r, p.first), places = with_all(indices, p, r, -1),
+                given = with_all(grad, p, r, 0);
+    Dims shape = shape_of(given), starts(shape.size(), 0);
+    const Dims ones(shape.size(), 1);
+    for (size_t i = 0; i < p.spatial; ++i)
+        shape[p.first + i] = r.t[i];
+    Value sum;
+    for (int64_t window = 0; window < count; ++window) {
+        int64_t rest = window;
+        for (size_t i = p.spatial; i-- > 0; rest /= r.windows[i])
+            starts[p.first + i] = rest % r.windows[i];
+        const auto part = [&](const Value &wide) { return for_all_elements(slice(wide, shape, starts, ones), p, r, 0); };
+        sum = sum_of(sum, chosen(part(places), own, part(given)));
+    }
+    return collected(sum, p, r);
+}
+
 bool give_to_best(Call &call, const Tensor &grad, const Tensor &x, const Tensor &indices, const Pooling &p)
 {
     if (!has_space(grad, x, p.y) || !has_space(indices, x, p.y) || grad.scalar_type() != x.scalar_type() ||
@@ -291,18 +398,9 @@ bool give_to_best(Call &call, const Tensor &grad, const Tensor &x, const Tensor 
         give_to_places(call, grad, x, indices, p);
         return true;
     }
-    const Reaching r = reaching(p);
     const opq_dtype dtype = core_dtype(x.scalar_type());
-    const Value from = spread(in_order(indices, p), p, r, -1);
-    const Value given = spread(cast(in_order(grad, p), computing(dtype)), p, r, 0);
-    const auto rank = static_cast<size_t>(from.rank());
-    Value own;
-    for (size_t i = 0; i < p.spatial; ++i) {
-        const Value at = record(OPQ_OP_sub, {place(rank, p, r, i), scalar(p.padding[i])});
-        own = next_place(own, p.x[i], at);
-    }
-    const Value chosen = record(OPQ_OP_where, {record(OPQ_OP_eq, {from, own}), given, scalar(0, computing(dtype))});
-    give(call, cast(collected(chosen, p, r), dtype), p, x.scalar_type());
+    const Value sum = sum_of_chosen(in_order(indices, p), cast(in_order(grad, p), computing(dtype)), p);
+    give(call, cast(sum, dtype), p, x.scalar_type());
     return true;
 }
 

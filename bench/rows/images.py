@@ -98,6 +98,19 @@ def max_pool_3_by_2_64x56x56():
     return lambda x: F.max_pool2d(x, 3, 2, 1), (torch.randn(1, 64, 56, 56),)
 
 
+@row(bytes=4 * 64 * (4 * 56 * 56 + 12 * 28 * 28))
+def max_pool_3_by_2_gradients_4x64x56x56():
+    x = torch.randn(4, 64, 56, 56)
+    y, places = F.max_pool2d(x, 3, 2, 1, return_indices=True)
+    window = [[n, n] for n in (3, 2, 1, 1)]
+    backward = torch.ops.aten.max_pool2d_with_indices_backward
+    return lambda *of: backward(of[0], of[1], *window, False, of[2]), (
+        torch.randn_like(y),
+        x,
+        places,
+    )
+
+
 @row(bytes=2.5 * 16 * 32 * 32 * 32)
 def max_pool_2_bf16_16x32x32x32():
     return lambda x: F.max_pool2d(x, 2), (torch.randn(16, 32, 32, 32, dtype=torch.bfloat16),)

@@ -217,6 +217,21 @@ print(torch_opaque.graph(F.max_pool2d(x, 2), stage="llvm"))
     assert not re.search(r"insertelement <\d+ x (i16|float)> %", llvm)  # lane after lane
 
 
+@pytest.mark.parametrize("kernel, stride, padding", [(2, 2, 0), (3, 2, 1), (3, 2, 0)])
+def test_gradients_of_maxima_are_one_kernel(kernel, stride, padding):
+    """Of the few windows that may reach an element; where it is, is counted and not multiplied: 4x for a kernel of 3 by 2."""
+    x = torch.randn(2, 4, 32, 32, device=D)
+    y, places = F.max_pool2d(x, kernel, stride, padding, return_indices=True)
+    backward = torch.ops.aten.max_pool2d_with_indices_backward
+    places, grad = places.cpu().to(D), torch.ones_like(y).cpu().to(D)
+    window = [[n, n] for n in (kernel, stride, padding, 1)]
+    text = str(torch_opaque.graph(backward(grad, x, *window, False, places), stage="kernels"))
+    assert text.count("kernel @") == 1
+    assert "mul i64" not in text
+    forward = str(torch_opaque.graph(F.max_pool2d(x, 2, return_indices=True), stage="kernels"))
+    assert forward.count("mul i64") == 1  # where a window has its second row
+
+
 @pytest.mark.parametrize("stride, size", [(1, 3), (2, 3), (1, 5)])
 def test_rows_of_windows_are_asked_for_ahead(run_warm, stride, size):
     """Of depthwise convolutions, four rows of the result at a time look at what the next four will read: 1.2 to 3.2x from memory."""
