@@ -26,7 +26,14 @@ std::vector<Value> split(const Value &number, const Axis &counts);
 // Where in the space the best tap of each window is: row-major. A window of nothing but -infinity has its first element.
 Value best_places(const Value &best, const Pooling &p);
 
-// ---- gradients
+// 0, step, 2 * step, .. along a spatial dim of a value of this rank: a view, nothing is multiplied.
+Value along(size_t rank, size_t dim, int64_t count, int64_t step = 1);
+// Elements from one place of each dim to the next.
+Axis apart(const Axis &sizes);
+// a: may be none.
+Value sum_of(const Value &a, const Value &b);
+
+// ---- gradients: pooling_gradients.cpp
 // Each element gets the sum of what the windows over it have.
 Value give_to_all(const Value &value, const Pooling &p);
 // Each element gets what the windows that it is the best of were given.
