@@ -98,26 +98,27 @@ static right_view right_of(const block *w, int64_t first, int64_t last, int64_t 
         whole = run->call.packed_k;
     int64_t panel_bytes = gemm_panel_bytes(run, whole);
     int64_t offset = first * panel_bytes + k0 * row_bytes, start = run->rule == GEMM_QUADS ? whole * row_bytes : 0;
-    if (run->call.packed_b)
-        return (right_view){
-            (const char *)run->call.packed_b + offset, row_bytes, panel_bytes, k0 == 0 ? start : 0, false, 0};
-    if (run->shared_b)
-        return (right_view){run->shared_b + w->batch % gemm_right_count(run) * run->column_panels * panel_bytes + offset,
-                            row_bytes,
-                            panel_bytes,
-                            k0 == 0 ? start : 0,
-                            false,
-                            0};
+    right_view view = {.k_bytes = row_bytes, .panel_bytes = panel_bytes, .start = k0 == 0 ? start : 0};
+    if (run->call.packed_b || run->shared_b) {
+        int64_t matrix = w->batch % gemm_right_count(run) * run->column_panels;
+        view.data = run->call.packed_b ? run->call.packed_b : run->shared_b + matrix * panel_bytes;
+        view.data += offset;
+        return view;
+    }
     if (run->b_in_place && reads_whole_vectors(run, gemm_min(last * run->panel, run->call.n) - first * run->panel)) {
         const void *data =
             opq_pack_at(b->data, b->dtype, w->batch * b->batch_stride + k0 * b->row_stride + first * run->panel);
-        return (right_view){data, b->row_stride * run->element_bytes, row_bytes, 0, false, 0};
+        return (right_view){.data = data, .k_bytes = b->row_stride * run->element_bytes, .panel_bytes = row_bytes};
     }
-    panel_bytes = gemm_panel_bytes(run, k);
-    if (!packs_steps(run))
-        gemm_pack_b_panels(run, w->batch, first, last, k0, k, w->packed_b, panel_bytes);
-    start = run->rule == GEMM_QUADS ? k * row_bytes : 0;
-    return (right_view){w->packed_b, row_bytes, panel_bytes, start, packs_steps(run), first};
+    view = (right_view){.data = w->packed_b,
+                        .k_bytes = row_bytes,
+                        .panel_bytes = gemm_panel_bytes(run, k),
+                        .start = run->rule == GEMM_QUADS ? k * row_bytes : 0,
+                        .packs = packs_steps(run),
+                        .panel = first};
+    if (!view.packs)
+        gemm_pack_b_panels(run, w->batch, first, last, k0, k, w->packed_b, view.panel_bytes);
+    return view;
 }
 
 /* One kernel's share: rows from `row` on of the left operand, times the panel `at` of the right one. */
