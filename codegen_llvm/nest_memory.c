@@ -203,7 +203,7 @@ LLVMValueRef opq_memory_load(opq_nest *n, opq_dtype dtype, opq_stride stride, LL
         memory = load_apart(n, dtype, (int)stride, pointer);
     } else if (stride < OPQ_STRIDE_any && has_masks(n, dtype)) {
         memory = load_apart_masked(n, dtype, (int)stride, pointer, mask);
-    } else if (stride == 2 && opq_dtype_bytes(dtype) == 2 && mask) {
+    } else if (stride == 2 && opq_dtype_bytes(dtype) == 2) {
         memory = load_half_of_pairs(n, pointer, mask);
     } else if (stride == OPQ_STRIDE_back) {
         memory = load_contiguous(n, dtype, last_lane(n, dtype, pointer), mask ? turn_round(n, mask) : NULL);

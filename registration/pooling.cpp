@@ -110,7 +110,7 @@ static Value quotient(const Value &number, int64_t size, int64_t count)
     Value sum;
     for (int64_t q = 1; q < count; ++q) {
         const Value reached = cast(record(OPQ_OP_ge, {number, scalar(q * size)}), OPQ_i64);
-        sum = sum ? plus(sum, reached) : reached;
+        sum = sum_of(sum, reached);
     }
     return sum ? sum : times(number, scalar(0));
 }

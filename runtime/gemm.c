@@ -156,8 +156,7 @@ static void plan_tile(gemm_run *run)
     run->column_panels = gemm_ceil(call->n, run->panel);
 
     run->vectors = tile_vectors(run, gemm_ceil(call->m, run->row_panels));
-    int64_t step = gemm_ceil(run->vectors, OPQ_GEMM_PANEL_VECTORS),
-            group_bytes = gemm_has_tiles(run->rule) ? t->amx_group_bytes : t->group_bytes;
+    int64_t step = gemm_step_panels(run), group_bytes = gemm_has_tiles(run->rule) ? t->amx_group_bytes : t->group_bytes;
     run->group_panels = gemm_ceil(group_bytes / (run->panel * run->element_bytes), step) * step;
     run->tile_panels = t->tile_panels * (int64_t)OPQ_GEMM_ROWS_MAX / most;
 
@@ -179,7 +178,7 @@ static void plan_k(gemm_run *run)
     if (run->few_rows || run->streams_b)
         most = call->k;
     else if (run->row_panels == 1 && !run->b_in_place && !call->packed_b)
-        most = t->l1_group_bytes / (gemm_ceil(run->vectors, OPQ_GEMM_PANEL_VECTORS) * gemm_row_bytes(run));
+        most = t->l1_group_bytes / (gemm_step_panels(run) * gemm_row_bytes(run));
     /* Equal blocks, whole steps of the kernels' unrolled loop, of the packers' transposes, and of GEMM_APART. */
     int64_t blocks = gemm_ceil(call->k, most);
     run->k_block = blocks > 1 ? gemm_ceil(gemm_ceil(call->k, blocks), 32) * 32 : call->k;

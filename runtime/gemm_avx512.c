@@ -171,10 +171,7 @@ ISA static void join_moves(const opq_pack_source *s, int64_t k, const opq_pack_m
     for (int64_t begin = 0; begin < whole; begin += together) {
         int64_t end = whole - begin < together ? whole : begin + together;
         for (int m = 0; m < count; m++)
-            if (moves[m].apart)
-                join_move(s, &moves[m], begin, end, true, width, out);
-            else
-                join_move(s, &moves[m], begin, end, true, width, out);
+            join_move(s, &moves[m], begin, end, true, width, out);
     }
     for (int m = 0; m < count && whole < k; m++)
         join_move(s, &moves[m], whole, k, false, width, out);

@@ -86,8 +86,6 @@ static bool reads_whole_vectors(const gemm_run *run, int64_t columns)
 /* One row panel uses what is packed of the right operand at once: each step's is put in the same place, near. */
 static bool packs_steps(const gemm_run *run) { return run->row_panels == 1; }
 
-static int64_t step_panels(const gemm_run *run) { return gemm_ceil(run->vectors, OPQ_GEMM_PANEL_VECTORS); }
-
 /* Group [first, last) of column panels, rows [k0, k0 + k). Packs it unless it is packed already or good as it is. */
 static right_view right_of(const block *w, int64_t first, int64_t last, int64_t k0, int64_t k)
 {
@@ -267,7 +265,7 @@ static ahead rows_ahead(const block *w, int64_t first, int64_t last, const left_
 static const char *step_of(const block *w, const right_view *b, int64_t j, int64_t columns, int64_t k0, int64_t k)
 {
     const gemm_run *run = w->run;
-    int64_t panel = j / run->panel, last = gemm_min(panel + step_panels(run), gemm_ceil(columns, run->panel));
+    int64_t panel = j / run->panel, last = gemm_min(panel + gemm_step_panels(run), gemm_ceil(columns, run->panel));
     if (!b->packs)
         return b->data + panel * b->panel_bytes;
     gemm_pack_b_panels(run, w->batch, b->panel + panel, b->panel + last, k0, k, w->packed_b, b->panel_bytes);
@@ -284,7 +282,7 @@ static opq_status run_tile(const block *w, int64_t first, int64_t last, const le
     int64_t top = gemm_row(run, first), step = (int64_t)run->vectors * run->lanes;
     ahead left = rows_ahead(w, first, last, a, gemm_ceil(columns, step));
     for (int64_t j = 0; j < columns; j += step) {
-        int64_t wide = gemm_min(step, columns - j), panels = step_panels(run);
+        int64_t wide = gemm_min(step, columns - j), panels = gemm_step_panels(run);
         int vectors = vectors_for(run, wide);
         const char *at = step_of(w, b, j, columns, k0, k);
         ahead right = {at + panels * b->panel_bytes,
@@ -399,7 +397,7 @@ static int64_t group_bytes(const gemm_run *run)
 {
     if (run->call.packed_b || run->shared_b || run->few_rows)
         return 0;
-    return (packs_steps(run) ? step_panels(run) : run->group_panels) * gemm_panel_bytes(run, run->k_block);
+    return (packs_steps(run) ? gemm_step_panels(run) : run->group_panels) * gemm_panel_bytes(run, run->k_block);
 }
 
 static int64_t tile_bytes(const gemm_run *run)

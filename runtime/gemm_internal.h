@@ -131,12 +131,14 @@ static inline int gemm_tile_vectors(const struct opq_cpu *cpu, int64_t rows, int
         vectors -= OPQ_GEMM_PANEL_VECTORS;
     return (int)vectors;
 }
+static inline int64_t gemm_ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
+/* Column panels that the usual tile takes at once. */
+static inline int64_t gemm_step_panels(const gemm_run *run) { return gemm_ceil(run->vectors, OPQ_GEMM_PANEL_VECTORS); }
 static inline double gemm_work(const opq_gemm_call *call)
 {
     return (double)call->batch * (double)call->m * (double)call->n * (double)call->k;
 }
 static inline int64_t gemm_min(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t gemm_ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t gemm_lines(int64_t bytes) { return gemm_ceil(bytes, 64) * 64; } /* whole ones of a cache */
 
 /* OPQ_INTERNAL: there is none, of a kind of element that a model was exported without. */

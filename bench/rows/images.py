@@ -1,6 +1,7 @@
 """Single layers on images of [1, 64, 56, 56] and the like; `last` is channels-last."""
 
 import functools
+import math
 
 import torch
 import torch.nn.functional as F
@@ -13,26 +14,19 @@ def conv_3x3_relu_64x56x56():
     return function, (torch.randn(1, 64, 56, 56), torch.randn(64, 64, 3, 3), torch.randn(64))
 
 
-for _batch, _channels, _size in ((1, 64, 56), (1, 128, 28), (4, 32, 32)):
-    row(
-        f"conv_3x3_bf16_{_batch}x{_channels}x{_size}x{_size}",
-        flops=2 * _batch * _channels * _channels * 9 * _size * _size,
-    )(
-        lambda batch=_batch, channels=_channels, size=_size: (
-            lambda x, w: F.conv2d(x, w, padding=1),
-            (
-                torch.randn(batch, channels, size, size, dtype=torch.bfloat16),
-                torch.randn(channels, channels, 3, 3, dtype=torch.bfloat16),
-            ),
-        )
-    )
+def conv_3x3(shape, dtype):
+    x, w = torch.randn(shape, dtype=dtype), torch.randn(shape[1], shape[1], 3, 3, dtype=dtype)
+    return lambda x, w: F.conv2d(x, w, padding=1), (x, w)
 
 
-@row(flops=2 * 8 * 16 * 16 * 9 * 32 * 32)
-def conv_3x3_8x16x32x32():
-    return lambda x, w: F.conv2d(x, w, padding=1), (
-        torch.randn(8, 16, 32, 32),
-        torch.randn(16, 16, 3, 3),
+for _name, _dtype, _shape in (
+    ("conv_3x3", torch.float32, (8, 16, 32, 32)),
+    ("conv_3x3_bf16", torch.bfloat16, (1, 64, 56, 56)),
+    ("conv_3x3_bf16", torch.bfloat16, (1, 128, 28, 28)),
+    ("conv_3x3_bf16", torch.bfloat16, (4, 32, 32, 32)),
+):
+    row(f"{_name}_{'x'.join(map(str, _shape))}", flops=18 * math.prod(_shape) * _shape[1])(
+        functools.partial(conv_3x3, _shape, _dtype)
     )
 
 

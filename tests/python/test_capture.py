@@ -8,6 +8,7 @@ import weakref
 import pytest
 import torch
 import torch_opaque
+from programs.optimizers import ByHand
 from torch import nn
 from torch_opaque import CaptureError, capture
 
@@ -228,31 +229,24 @@ OPTIMIZERS = {
 }
 
 
-def by_hand(parameters):
-    """An optimizer of a user's own, with numbers of Python's."""
+class Own(ByHand):
+    """Reads a number of its state."""
 
-    class Own(torch.optim.Optimizer):
-        def __init__(self, parameters):
-            super().__init__(parameters, {"lr": 0.01, "beta": 0.9})
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.01, "beta": 0.9})
 
-        @torch.no_grad()
-        def step(self):
-            for group in self.param_groups:
-                for p in group["params"]:
-                    state = self.state[p]
-                    if not state:
-                        state["step"], state["m"] = torch.zeros(()), torch.zeros_like(p)
-                    state["step"] += 1
-                    correction = 1 - group["beta"] ** state["step"].item()
-                    state["m"].lerp_(p.grad, 1 - group["beta"])
-                    p.add_((state["m"] / correction).sign(), alpha=-group["lr"])
+    def first(self):
+        return torch.zeros(())
 
-    return Own(parameters)
+    def update(self, p, state, group):
+        correction = 1 - group["beta"] ** state["step"].item()
+        state["mean"].lerp_(p.grad, 1 - group["beta"])
+        p.add_((state["mean"] / correction).sign(), alpha=-group["lr"])
 
 
 def train(captured: bool, optimizer, steps: int, zero_first: bool, check: int = 0):
     net = mlp()
-    optimizer = (optimizer or by_hand)(net.parameters())
+    optimizer = (optimizer or Own)(net.parameters())
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 
     def step(x, y, weight):

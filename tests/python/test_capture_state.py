@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from programs.optimizers import ByHand
 from torch import nn
 from torch_opaque import capture
 
@@ -135,20 +136,13 @@ def optimizer_that_changes(wrap):
         yield fn(randn(3, 4)), [p.clone() for p in layer.parameters()]
 
 
-class Counts(torch.optim.Optimizer):
+class Counts(ByHand):
     def __init__(self, parameters):
         super().__init__(parameters, {"lr": 0.1})
 
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            for p in group["params"]:
-                state = self.state[p]
-                if not state:
-                    state["step"], state["mean"] = 0, torch.zeros_like(p)
-                state["step"] += 1
-                state["mean"].mul_(0.9).add_(p.grad, alpha=0.1)
-                p.sub_(state["mean"] / (1 - 0.9 ** state["step"]), alpha=group["lr"])
+    def update(self, p, state, group):
+        state["mean"].mul_(0.9).add_(p.grad, alpha=0.1)
+        p.sub_(state["mean"] / (1 - 0.9 ** state["step"]), alpha=group["lr"])
 
 
 def optimizer_that_counts(wrap):
