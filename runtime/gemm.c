@@ -426,8 +426,8 @@ static void pack_right(opq_gemm *gemm, opq_gemm_call *call, const opq_matrix *b,
     run.shared_b = out;
     run.column_panels = gemm_ceil(n, run.panel);
     run.group_panels = gemm->cpu->target->gemm.group_bytes / (run.panel * run.element_bytes);
-    int64_t groups = gemm_ceil(run.column_panels, run.group_panels);
-    gemm_parallel(gemm, groups, (double)k * (double)n, gemm_pack_shared_b, &run);
+    run.k_block = gemm->cpu->target->gemm.block_bytes / run.element_bytes;
+    gemm_parallel(gemm, gemm_shared_b_count(&run), (double)k * (double)n, gemm_pack_shared_b, &run);
 }
 
 static void pack_left(opq_gemm *gemm, opq_gemm_call *call, const opq_matrix *a, int64_t m, int64_t k, void *out)

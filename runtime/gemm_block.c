@@ -41,8 +41,11 @@ typedef struct block {
     const char *packed_a;        /* region of packed row panels, NULL if in place */
     int64_t region_first, region_last;
     gemm_window window;
+    char *room; /* for packed rows */
     char *packed_b, *tile, *edge;
 } block;
+
+static bool packs_a_blocks(const gemm_run *run) { return gemm_packs_a_blocks(run) && !run->shared_a; }
 
 static left_view left_of(block *w, int64_t k0, int64_t k)
 {
@@ -61,7 +64,8 @@ static left_view left_of(block *w, int64_t k0, int64_t k)
                            .kind = OPQ_GEMM_LEFT_ROWS};
     }
     int64_t base = gemm_row(run, w->region_first), rows = gemm_row(run, w->region_last) - base;
-    return (left_view){.data = w->packed_a + k0 * rows * run->element_bytes,
+    int64_t before = packs_a_blocks(run) ? 0 : k0 * rows * run->element_bytes;
+    return (left_view){.data = w->packed_a + before,
                        .row_bytes = k * run->element_bytes,
                        .first_row = base,
                        .kind = OPQ_GEMM_LEFT_PACKED};
@@ -86,6 +90,26 @@ static bool reads_whole_vectors(const gemm_run *run, int64_t columns)
 /* One row panel uses what is packed of the right operand at once: each step's is put in the same place, near. */
 static bool packs_steps(const gemm_run *run) { return run->row_panels == 1; }
 
+/* Row panels that are packed and multiplied before the next ones, of a block: few, so that they stay in cache, if that reads only a b that
+ * stays there too. */
+static int64_t panels_at_once(const gemm_run *run)
+{
+    const opq_gemm_call *call = &run->call;
+    const opq_target_gemm *t = &run->cpu->target->gemm;
+    int64_t panels = gemm_ceil(run->row_panels, run->row_chunks);
+    if (!gemm_packs_a(run) || run->shared_a || packs_a_blocks(run) ||
+        call->k * call->n * run->element_bytes > t->near_b_bytes)
+        return panels;
+    int64_t bytes = gemm_ceil(call->m, run->row_panels) * call->k * run->element_bytes;
+    return gemm_min(panels, t->near_a_bytes / (bytes + 1) + 1);
+}
+
+/* Is all that a block needs of b packed here, for one after the other of these? */
+static bool keeps_b(const gemm_run *run)
+{
+    return gemm_packs_b(run) && !run->shared_b && panels_at_once(run) < gemm_ceil(run->row_panels, run->row_chunks);
+}
+
 /* Group [first, last) of column panels, rows [k0, k0 + k). Packs it unless it is packed already or good as it is. */
 static right_view right_of(const block *w, int64_t first, int64_t last, int64_t k0, int64_t k)
 {
@@ -97,9 +121,11 @@ static right_view right_of(const block *w, int64_t first, int64_t last, int64_t 
     int64_t panel_bytes = gemm_panel_bytes(run, whole);
     int64_t offset = first * panel_bytes + k0 * row_bytes, start = run->rule == GEMM_QUADS ? whole * row_bytes : 0;
     right_view view = {.k_bytes = row_bytes, .panel_bytes = panel_bytes, .start = k0 == 0 ? start : 0};
-    if (run->call.packed_b || run->shared_b) {
+    if (run->call.packed_b || run->shared_b || keeps_b(run)) {
         int64_t matrix = w->batch % gemm_right_count(run) * run->column_panels;
-        view.data = run->call.packed_b ? run->call.packed_b : run->shared_b + matrix * panel_bytes;
+        view.data = run->call.packed_b ? run->call.packed_b
+                    : run->shared_b    ? run->shared_b + matrix * panel_bytes
+                                       : w->packed_b;
         view.data += offset;
         return view;
     }
@@ -257,7 +283,7 @@ static ahead rows_ahead(const block *w, int64_t first, int64_t last, const left_
     const gemm_run *run = w->run;
     if (!gemm_has_tiles(run->rule) || first == w->row_first || a->kind != OPQ_GEMM_LEFT_PACKED)
         return (ahead){NULL, 0};
-    int64_t row = gemm_row(run, last), end = gemm_row(run, gemm_min(last + run->tile_panels, w->row_last));
+    int64_t row = gemm_row(run, last), end = gemm_row(run, gemm_min(last + run->tile_panels, gemm_min(w->row_last, w->region_last)));
     return (ahead){a->data + (row - a->first_row) * a->row_bytes, (end - row) * a->row_bytes / (steps * (last - first))};
 }
 
@@ -331,6 +357,14 @@ static void run_few_rows(block *w, int64_t column, int64_t columns, char *c, int
     (half ? &opq_gemm_avx2 : run->isa)->few_rows(&work);
 }
 
+static void pack_block(block *w, int64_t first, int64_t last, int64_t k0, int64_t k)
+{
+    w->region_first = first;
+    w->region_last = last;
+    gemm_pack_a_block(w->run, w->batch, first, first, last, k0, k, w->room);
+    w->packed_a = w->room;
+}
+
 static opq_status run_group(block *w, int64_t first, int64_t last)
 {
     const gemm_run *run = w->run;
@@ -343,9 +377,11 @@ static opq_status run_group(block *w, int64_t first, int64_t last)
         right_view b = {0};
         if (!run->few_rows)
             b = right_of(w, first, last, k0, k);
-        left_view a = left_of(w, k0, k);
         for (int64_t p = w->row_first; p < w->row_last; p += run->tile_panels) {
             int64_t end = gemm_min(p + run->tile_panels, w->row_last), row = gemm_row(run, p);
+            if (packs_a_blocks(run))
+                pack_block(w, p, end, k0, k);
+            left_view a = left_of(w, k0, k);
             char *c = w->tile;
             if (!call->tile)
                 c = (char *)call->c +
@@ -369,34 +405,23 @@ static int64_t round_up(int64_t bytes)
     return gemm_ceil(bytes, 4096) * 4096 + 192; /* off the page grid: the buffers do not fight for the same cache sets */
 }
 
-/* Row panels that are packed and multiplied before the next ones, of a block: few, so that they stay in cache, if that reads only a b that
- * stays there too. */
-static int64_t panels_at_once(const gemm_run *run)
-{
-    const opq_gemm_call *call = &run->call;
-    const opq_target_gemm *t = &run->cpu->target->gemm;
-    int64_t panels = gemm_ceil(run->row_panels, run->row_chunks);
-    bool packs_a = gemm_packs_a(run) && !run->shared_a, packs_b = gemm_packs_b(run) && !run->shared_b;
-    if (!packs_a || packs_b || call->k * call->n * run->element_bytes > t->near_b_bytes)
-        return panels;
-    int64_t bytes = gemm_ceil(call->m, run->row_panels) * call->k * run->element_bytes;
-    return gemm_min(panels, t->near_a_bytes / (bytes + 1) + 1);
-}
-
 static int64_t chunk_rows_bytes(const gemm_run *run)
 {
     if (run->a_window)
         return gemm_window_bytes(run);
     if (!gemm_packs_a(run) || run->shared_a)
         return 0;
-    int64_t panels = panels_at_once(run);
-    return panels * gemm_ceil(run->call.m, run->row_panels) * run->call.k * run->element_bytes;
+    bool blocks = packs_a_blocks(run);
+    int64_t panels = blocks ? run->tile_panels : panels_at_once(run);
+    return panels * gemm_ceil(run->call.m, run->row_panels) * (blocks ? run->k_block : run->call.k) * run->element_bytes;
 }
 
 static int64_t group_bytes(const gemm_run *run)
 {
     if (run->call.packed_b || run->shared_b || run->few_rows)
         return 0;
+    if (keeps_b(run))
+        return run->column_panels * gemm_panel_bytes(run, run->call.k);
     return (packs_steps(run) ? gemm_step_panels(run) : run->group_panels) * gemm_panel_bytes(run, run->k_block);
 }
 
@@ -417,28 +442,28 @@ static int64_t scratch_bytes(const gemm_run *run)
 }
 
 /* The left operand for the block's rows: packed before, or here. */
-static void place_left(block *w, char *room)
+static void place_left(block *w)
 {
     const gemm_run *run = w->run;
     w->region_first = 0;
     w->region_last = run->row_panels;
     if (run->a_window) {
-        gemm_window_begin(run, w->batch, room, &w->window);
+        gemm_window_begin(run, w->batch, w->room, &w->window);
     } else if (run->shared_a) {
         w->packed_a = run->shared_a + w->batch * gemm_packed_a_bytes(run, 0, run->row_panels);
     } else if (run->call.packed_a) {
         w->packed_a = run->call.packed_a;
-    } else if (!run->a_in_place) {
+    } else if (!run->a_in_place && !packs_a_blocks(run)) {
         w->region_first = w->row_first;
         w->region_last = w->row_last;
-        w->packed_a = room;
-        gemm_pack_a(run, w->batch, w->row_first, w->row_last, w->row_first, w->row_last, room);
+        w->packed_a = w->room;
+        gemm_pack_a(run, w->batch, w->row_first, w->row_last, w->row_first, w->row_last, w->room);
     }
 }
 
 static opq_status run_block(gemm_run *run, int64_t index, char *scratch)
 {
-    block w = {.run = run};
+    block w = {.run = run, .room = scratch};
     int64_t column_chunk = index % run->column_chunks, rest = index / run->column_chunks;
     int64_t row_chunk = rest % run->row_chunks;
     w.batch = rest / run->row_chunks;
@@ -450,10 +475,14 @@ static opq_status run_block(gemm_run *run, int64_t index, char *scratch)
     w.packed_b = scratch + round_up(chunk_rows_bytes(run));
     w.tile = w.packed_b + round_up(group_bytes(run));
     w.edge = w.tile + round_up(tile_bytes(run));
+    if (keeps_b(run)) {
+        int64_t bytes = gemm_panel_bytes(run, run->call.k);
+        gemm_pack_b_panels(run, w.batch, first, last, 0, run->call.k, w.packed_b + first * bytes, bytes);
+    }
     for (int64_t r = row_first; r < row_last; r += rows) {
         w.row_first = r;
         w.row_last = gemm_min(r + rows, row_last);
-        place_left(&w, scratch);
+        place_left(&w);
         for (int64_t p = first; p < last; p += run->group_panels)
             OPQ_TRY(run_group(&w, p, gemm_min(p + run->group_panels, last)));
     }

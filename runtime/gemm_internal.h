@@ -63,6 +63,7 @@ typedef struct gemm_set {
     atomic_int status; /* first failure of any thread */
 } gemm_set;
 
+static inline int64_t gemm_ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
 /* Where a row panel begins: heights differ by one at most, the tall ones come first. */
 static inline int64_t gemm_row(const gemm_run *run, int64_t row_panel)
 {
@@ -100,6 +101,12 @@ static inline bool gemm_packs_b(const gemm_run *run)
 {
     return !run->b_in_place && !run->few_rows && !run->call.packed_b;
 }
+/* Is a block of k of the left operand packed where it is used, tile by tile, since one group of column panels is all that uses it? */
+static inline bool gemm_packs_a_blocks(const gemm_run *run)
+{
+    return gemm_packs_a(run) && run->k_block < run->call.k &&
+           gemm_ceil(run->column_panels, run->column_chunks) <= run->group_panels;
+}
 /* Right operands in a batch: one that all matrices have is packed once. */
 static inline int64_t gemm_right_count(const gemm_run *run) { return run->call.b.batch_stride ? run->call.batch : 1; }
 /* Elements [*k0, *k0 + the result) of the operands: k of the kernels' from *k0 on. */
@@ -131,7 +138,6 @@ static inline int gemm_tile_vectors(const struct opq_cpu *cpu, int64_t rows, int
         vectors -= OPQ_GEMM_PANEL_VECTORS;
     return (int)vectors;
 }
-static inline int64_t gemm_ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
 /* Column panels that the usual tile takes at once. */
 static inline int64_t gemm_step_panels(const gemm_run *run) { return gemm_ceil(run->vectors, OPQ_GEMM_PANEL_VECTORS); }
 static inline double gemm_work(const opq_gemm_call *call)
@@ -154,6 +160,9 @@ int64_t gemm_packed_a_bytes(const gemm_run *run, int64_t first, int64_t last);
 /* Packs panels [first, last) of the region [region_first, region_last), which starts at `out`. */
 void gemm_pack_a(const gemm_run *run, int64_t batch, int64_t region_first, int64_t region_last, int64_t first,
                  int64_t last, char *out);
+/* Of these, k in [k0, k0 + k), a block that starts at `out`. */
+void gemm_pack_a_block(const gemm_run *run, int64_t batch, int64_t region_first, int64_t first, int64_t last,
+                       int64_t k0, int64_t k, char *out);
 /* Packs column panels [first, last), rows [k0, k0 + k) of one batch: panels `panel_stride` bytes apart. */
 void gemm_pack_b_panels(const gemm_run *run, int64_t batch, int64_t first, int64_t last, int64_t k0, int64_t k,
                         char *out, int64_t panel_stride);
@@ -205,6 +214,7 @@ void gemm_run_tiny(const opq_gemm_call *call);
 
 /* gemm_set.c. Of a gemm_run: pieces are its row panels, or its groups of column panels, in all batches. */
 void gemm_pack_shared_a(void *run, int64_t begin, int64_t end);
+int64_t gemm_shared_b_count(const gemm_run *run); /* pieces of one matrix */
 void gemm_pack_shared_b(void *run, int64_t begin, int64_t end);
 opq_status gemm_run_set(gemm_set *set) OPQ_MUST_CHECK;
 

@@ -70,26 +70,31 @@ static void pack_tiles(const gemm_run *run, const opq_pack_source *source, int64
     }
 }
 
+void gemm_pack_a_block(const gemm_run *run, int64_t batch, int64_t region_first, int64_t first, int64_t last,
+                       int64_t k0, int64_t k, char *out)
+{
+    int64_t base = gemm_row(run, region_first), from = k0, terms = gemm_terms(run, &from, k);
+    int64_t tall = gemm_min(run->call.m % run->row_panels, last), end; /* panels that are a row higher */
+    for (int64_t p = first; p < last; p = end) {
+        end = gemm_has_tiles(run->rule) ? p + 1 : p < tall ? tall : last; /* of like panels */
+        int64_t row = gemm_row(run, p), height = gemm_row(run, p + 1) - row;
+        opq_pack_source source = pack_source(run, true, batch, from, row);
+        char *to = out + (row - base) * k * run->element_bytes;
+        if (gemm_has_tiles(run->rule))
+            pack_tiles(run, &source, terms, height, to);
+        else
+            opq_gemm_pack(run->isa, &source, terms, gemm_row(run, end) - row, (int)height, to,
+                          k * height * run->element_bytes);
+    }
+}
+
 void gemm_pack_a(const gemm_run *run, int64_t batch, int64_t region_first, int64_t region_last, int64_t first,
                  int64_t last, char *out)
 {
-    int64_t base = gemm_row(run, region_first), rows = gemm_row(run, region_last) - base;
-    int64_t tall = gemm_min(run->call.m % run->row_panels, last), end; /* panels that are a row higher */
-    for (int64_t k0 = 0; k0 < run->call.k; k0 += run->k_block) {
-        int64_t k = gemm_min(run->k_block, run->call.k - k0);
-        int64_t from = k0, terms = gemm_terms(run, &from, k);
-        for (int64_t p = first; p < last; p = end) {
-            end = gemm_has_tiles(run->rule) ? p + 1 : p < tall ? tall : last; /* of like panels */
-            int64_t row = gemm_row(run, p), height = gemm_row(run, p + 1) - row;
-            opq_pack_source source = pack_source(run, true, batch, from, row);
-            char *to = out + (k0 * rows + (row - base) * k) * run->element_bytes;
-            if (gemm_has_tiles(run->rule))
-                pack_tiles(run, &source, terms, height, to);
-            else
-                opq_gemm_pack(run->isa, &source, terms, gemm_row(run, end) - row, (int)height, to,
-                              k * height * run->element_bytes);
-        }
-    }
+    int64_t rows = gemm_row(run, region_last) - gemm_row(run, region_first);
+    for (int64_t k0 = 0; k0 < run->call.k; k0 += run->k_block)
+        gemm_pack_a_block(run, batch, region_first, first, last, k0,
+                          gemm_min(run->k_block, run->call.k - k0), out + k0 * rows * run->element_bytes);
 }
 
 void gemm_pack_b_panels(const gemm_run *run, int64_t batch, int64_t first, int64_t last, int64_t k0, int64_t k,

@@ -1,5 +1,6 @@
-/* Calls that run at once: what several blocks read is packed first, by all threads, then the blocks of all calls are one parallel loop. A
- * left operand that several calls have in common is packed once.
+/* Calls that run at once: what several matrices or groups of columns read is packed first, by all threads, then the blocks of all calls are one
+ * parallel loop. A left operand that several calls have in common is packed once. What blocks of k are of, each block packs for itself: to
+ * get it from another processor's cache takes longer.
  */
 #include "runtime/gemm_internal.h"
 
@@ -13,15 +14,27 @@ void gemm_pack_shared_a(void *data, int64_t begin, int64_t end)
     }
 }
 
+/* Blocks of k of a panel that are packed apart: sums that begin with what the panel adds need all of it. */
+static int64_t k_parts(const gemm_run *run)
+{
+    return run->rule == GEMM_QUADS || run->call.k == 0 ? 1 : gemm_ceil(run->call.k, run->k_block);
+}
+
+int64_t gemm_shared_b_count(const gemm_run *run)
+{
+    return gemm_ceil(run->column_panels, run->group_panels) * k_parts(run);
+}
+
 void gemm_pack_shared_b(void *data, int64_t begin, int64_t end)
 {
     gemm_run *run = data;
-    int64_t panel_bytes = gemm_panel_bytes(run, run->call.k), groups = gemm_ceil(run->column_panels, run->group_panels);
+    int64_t panel_bytes = gemm_panel_bytes(run, run->call.k), parts = k_parts(run), count = gemm_shared_b_count(run);
     for (int64_t i = begin; i < end; i++) {
-        int64_t batch = i / groups, first = i % groups * run->group_panels;
+        int64_t batch = i / count, first = i % count / parts * run->group_panels, k0 = i % parts * run->k_block;
         int64_t last = gemm_min(first + run->group_panels, run->column_panels);
-        char *out = run->shared_b + (batch * run->column_panels + first) * panel_bytes;
-        gemm_pack_b_panels(run, batch, first, last, 0, run->call.k, out, panel_bytes);
+        int64_t k = parts > 1 ? gemm_min(run->k_block, run->call.k - k0) : run->call.k;
+        char *out = run->shared_b + (batch * run->column_panels + first) * panel_bytes + k0 * gemm_row_bytes(run);
+        gemm_pack_b_panels(run, batch, first, last, k0, k, out, panel_bytes);
     }
 }
 
@@ -47,9 +60,10 @@ static int first_alike(const gemm_set *set, int r)
 
 static bool shares_a(const gemm_set *set, int r)
 {
-    bool several = set->runs[r].column_chunks > 1 && gemm_packs_a(&set->runs[r]);
+    const gemm_run *run = &set->runs[r];
+    bool several = run->column_chunks > 1 && gemm_packs_a(run) && !gemm_packs_a_blocks(run);
     for (int i = 0; i < set->count && !several; i++)
-        several = i != r && packs_alike(&set->runs[i], &set->runs[r]);
+        several = i != r && packs_alike(&set->runs[i], run);
     return several;
 }
 
@@ -63,7 +77,7 @@ static int64_t shared_a_bytes(const gemm_set *set, int r)
 
 static int64_t shared_b_bytes(const gemm_run *run)
 {
-    bool several = run->row_chunks > 1 || (gemm_right_count(run) < run->call.batch && !run->call.serial);
+    bool several = gemm_right_count(run) < run->call.batch && !run->call.serial;
     if (!several || !gemm_packs_b(run))
         return 0;
     return gemm_ceil(gemm_right_count(run) * run->column_panels * gemm_panel_bytes(run, run->call.k), 4096) * 4096;
@@ -73,7 +87,7 @@ static void pack_shared(gemm_set *set, char *shared)
 {
     for (int r = 0; r < set->count; r++) {
         gemm_run *run = &set->runs[r];
-        int64_t a_bytes = shared_a_bytes(set, r), b_bytes = shared_b_bytes(run), groups;
+        int64_t a_bytes = shared_a_bytes(set, r), b_bytes = shared_b_bytes(run);
         if (shares_a(set, r))
             run->shared_a = first_alike(set, r) < r ? set->runs[first_alike(set, r)].shared_a : shared;
         if (a_bytes > 0)
@@ -82,8 +96,8 @@ static void pack_shared(gemm_set *set, char *shared)
         if (b_bytes == 0)
             continue;
         run->shared_b = shared;
-        groups = gemm_ceil(run->column_panels, run->group_panels);
-        gemm_parallel(run->gemm, gemm_right_count(run) * groups, (double)b_bytes, gemm_pack_shared_b, run);
+        gemm_parallel(run->gemm, gemm_right_count(run) * gemm_shared_b_count(run), (double)b_bytes, gemm_pack_shared_b,
+                      run);
         shared += b_bytes;
     }
 }
