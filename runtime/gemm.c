@@ -4,10 +4,10 @@
  *   tiles of AMX       32 rows x 2 vectors, up to 16 rows x 4, of bf16 by steps of sixteen pairs, and of i8
  *   rows <= 6          wide tiles (1 x 8 vectors, ... 6 x 4): enough independent chains to hide the latency of an FMA
  *   else               14 x 2 vectors (AVX2: 6 x 2), rows split evenly: 128 = 8 x 13 + 2 x 12
- *   left operand       in place if it is row-major and small, or a window (gemm_window.c), else packed, once; by the caller if it comes back
+ *   left operand       in place if it is row-major and small, or a window (gemm_window.c), else packed where it is used, block by block of k if one
+ *                      group of columns is all that uses it; by the caller if it comes back
  *   right operand      up to 4 rows: transposed in registers if its columns are contiguous (gemm_few_body.h)
- *                      up to 42 rows: in place if it is row-major; else packed, where it is used if only one thread needs a
- *                      column of it, by all threads first if not
+ *                      up to 42 rows: in place if it is row-major; else packed where it is used, or first by all threads (gemm_set.c)
  */
 #include "codegen_llvm/cpu.h"
 #include "runtime/gemm.h"

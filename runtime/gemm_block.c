@@ -283,7 +283,8 @@ static ahead rows_ahead(const block *w, int64_t first, int64_t last, const left_
     const gemm_run *run = w->run;
     if (!gemm_has_tiles(run->rule) || first == w->row_first || a->kind != OPQ_GEMM_LEFT_PACKED)
         return (ahead){NULL, 0};
-    int64_t row = gemm_row(run, last), end = gemm_row(run, gemm_min(last + run->tile_panels, gemm_min(w->row_last, w->region_last)));
+    int64_t row = gemm_row(run, last),
+            end = gemm_row(run, gemm_min(last + run->tile_panels, gemm_min(w->row_last, w->region_last)));
     return (ahead){a->data + (row - a->first_row) * a->row_bytes, (end - row) * a->row_bytes / (steps * (last - first))};
 }
 

@@ -93,8 +93,8 @@ void gemm_pack_a(const gemm_run *run, int64_t batch, int64_t region_first, int64
 {
     int64_t rows = gemm_row(run, region_last) - gemm_row(run, region_first);
     for (int64_t k0 = 0; k0 < run->call.k; k0 += run->k_block)
-        gemm_pack_a_block(run, batch, region_first, first, last, k0,
-                          gemm_min(run->k_block, run->call.k - k0), out + k0 * rows * run->element_bytes);
+        gemm_pack_a_block(run, batch, region_first, first, last, k0, gemm_min(run->k_block, run->call.k - k0),
+                          out + k0 * rows * run->element_bytes);
 }
 
 void gemm_pack_b_panels(const gemm_run *run, int64_t batch, int64_t first, int64_t last, int64_t k0, int64_t k,

@@ -1,6 +1,6 @@
-/* Calls that run at once: what several matrices or groups of columns read is packed first, by all threads, then the blocks of all calls are one
- * parallel loop. A left operand that several calls have in common is packed once. What blocks of k are of, each block packs for itself: to
- * get it from another processor's cache takes longer.
+/* Calls that run at once: a left operand that several of them have in common, and a right one that several matrices have, are packed first, by all
+ * threads, then the blocks of all calls are one parallel loop. All else a block packs for itself, though another may pack the same: to get it
+ * from that one's cache takes longer.
  */
 #include "runtime/gemm_internal.h"
 
@@ -60,11 +60,10 @@ static int first_alike(const gemm_set *set, int r)
 
 static bool shares_a(const gemm_set *set, int r)
 {
-    const gemm_run *run = &set->runs[r];
-    bool several = run->column_chunks > 1 && gemm_packs_a(run) && !gemm_packs_a_blocks(run);
-    for (int i = 0; i < set->count && !several; i++)
-        several = i != r && packs_alike(&set->runs[i], run);
-    return several;
+    bool alike = false;
+    for (int i = 0; i < set->count && !alike; i++)
+        alike = i != r && packs_alike(&set->runs[i], &set->runs[r]);
+    return alike;
 }
 
 static int64_t shared_a_bytes(const gemm_set *set, int r)

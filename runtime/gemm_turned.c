@@ -44,11 +44,18 @@ opq_matrix gemm_transposed(const opq_matrix *m)
     return turned;
 }
 
+/* The right operand is one; and so may be the left one: then the smaller one is packed. */
+static bool has_window_right(const opq_gemm_call *call)
+{
+    opq_dtype lies = gemm_as_it_lies(call);
+    bool smaller = call->n < call->m && !call->a.padded && !call->b.padded;
+    return gemm_is_window(lies, &call->b, call->m) && !(smaller && gemm_is_window(lies, &call->a, call->n));
+}
+
 bool gemm_is_turned(const opq_gemm_call *call)
 {
     bool can = !call->accumulate && !call->packed_a && !call->packed_b;
-    return call->turned ||
-           (can && ((call->n == 1 && call->m > 1) || gemm_is_window(gemm_as_it_lies(call), &call->b, call->m)));
+    return call->turned || (can && ((call->n == 1 && call->m > 1) || has_window_right(call)));
 }
 
 opq_status gemm_run_turned(opq_gemm *gemm, const struct opq_cpu *cpu, const opq_gemm_call *call)

@@ -44,6 +44,32 @@ def conv_3x3_gradients_32x16x32x32():
     )
 
 
+def weight_gradients(batch, rows, columns, size, taps):
+    """Of a convolution: sums of batch * size * size terms."""
+    extra = [[1, 1], [taps // 2] * 2, [1, 1], False, [0, 0], 1, [False, True, False]]
+    backward = torch.ops.aten.convolution_backward
+    return lambda grad, x, w: backward(grad, x, w, None, *extra)[1], (
+        torch.randn(batch, rows, size, size),
+        torch.randn(batch, columns, size, size),
+        torch.randn(rows, columns, taps, taps),
+    )
+
+
+@row(flops=2 * 16 * 96 * 24 * 32 * 32)
+def conv_1x1_weights_16x96x24x32():
+    return weight_gradients(16, 96, 24, 32, 1)
+
+
+@row(flops=2 * 4 * 256 * 64 * 56 * 56)
+def conv_1x1_weights_4x256x64x56():
+    return weight_gradients(4, 256, 64, 56, 1)
+
+
+@row(flops=2 * 16 * 32 * 27 * 32 * 32)
+def conv_3x3_weights_16x32x3x32():
+    return weight_gradients(16, 32, 3, 32, 3)
+
+
 @row(bytes=8 * 3 * 224 * 224, flops=2 * 3 * 25 * 224 * 224)
 def blur_5x5_3x224x224():
     return lambda x, w: F.conv2d(x, w, padding=2, groups=3), (

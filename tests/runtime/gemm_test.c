@@ -653,6 +653,13 @@ static void test_large(void **state)
         {1, 256, 40, 33, COLUMNS, ROWS, OPQ_f64, OPQ_f64, OPQ_f64},
         {1, 512, 40, 33, COLUMNS, ROWS, OPQ_f64, OPQ_f64, OPQ_f64},
         {1, 1024, 40, 37, COLUMNS, ROWS, OPQ_f32, OPQ_bf16, OPQ_f32},
+        {1, 300, 100, 1500, COLUMNS, COLUMNS, OPQ_f32, OPQ_f32, OPQ_f32}, /* blocks of k packed tile by tile */
+        {3, 40, 30, 5000, COLUMNS, ROWS, OPQ_f32, OPQ_f32, OPQ_f32},
+        {1, 300, 100, 1500, COLUMNS, COLUMNS, OPQ_i32, OPQ_i8, OPQ_i8},
+        {1, 900, 140, 600, COLUMNS, ROWS, OPQ_f32, OPQ_f32, OPQ_f32}, /* a right operand that is kept for all rows */
+        {2, 600, 300, 300, COLUMNS, COLUMNS, OPQ_f32, OPQ_f32, OPQ_f32},
+        {2, 90, 40, 3000, WINDOWS_COLUMNS, WINDOWS, OPQ_f32, OPQ_f32, OPQ_f32},
+        {8, 60, 300, 1100, ROWS, BROADCAST, OPQ_f32, OPQ_f32, OPQ_f32}, /* packed for all matrices, in pieces of k */
     };
     check_all(large, sizeof large / sizeof *large);
 }
@@ -676,6 +683,34 @@ static void test_rows_alone(void **state)
     }
     munmap(a.map, a.map_bytes);
     munmap(b.map, b.map_bytes);
+}
+
+/* Of long sums, blocks of k are packed where one group of columns is all that uses them; of two windows, the smaller one is packed. */
+static void test_what_is_packed(void **state)
+{
+    (void)state;
+    const int64_t at[2] = {0, 5};
+    gemm_run run = {.gemm = gemm, .call = {.k = 5000}, .k_block = 512, .column_panels = 4, .column_chunks = 1};
+    run.group_panels = 4;
+    assert_true(gemm_packs_a_blocks(&run));
+    run.group_panels = 2;
+    assert_false(gemm_packs_a_blocks(&run));
+    run.column_chunks = 2;
+    assert_true(gemm_packs_a_blocks(&run));
+    assert_int_equal(gemm_shared_b_count(&run), 2 * 10);
+    run.rule = GEMM_QUADS; /* a panel's sums begin with what all of it adds */
+    assert_int_equal(gemm_shared_b_count(&run), 2);
+    run.call.k = 512;
+    assert_false(gemm_packs_a_blocks(&run));
+    opq_matrix x = {.dtype = OPQ_f32, .columns = at}, y = {.dtype = OPQ_f32, .rows = at};
+    opq_gemm_call call = {.dtype = OPQ_f32, .batch = 1, .m = 256, .n = 64, .k = 2, .a = x, .b = y};
+    assert_false(gemm_is_turned(&call));
+    call.m = 64;
+    call.n = 256;
+    assert_true(gemm_is_turned(&call));
+    call.a.columns = NULL;
+    call.m = 1024;
+    assert_true(gemm_is_turned(&call));
 }
 
 /* How rows of a window lie in the panels of tiles: places of an image beside each other, taps of three columns by threes. */
@@ -958,6 +993,7 @@ int main(void)
         cmocka_unit_test(test_large),
         cmocka_unit_test(test_beside),
         cmocka_unit_test(test_rows_alone),
+        cmocka_unit_test(test_what_is_packed),
         cmocka_unit_test(test_window_rows),
         cmocka_unit_test(test_windows_of_pairs),
         cmocka_unit_test(test_special),
