@@ -407,8 +407,9 @@ int64_t opq_gemm_packed_left_bytes(const opq_gemm *gemm, opq_dtype dtype, const 
     gemm_rule rule = rule_of(gemm, dtype);
     int lanes = opq_gemm_vector_bytes(cpu) / opq_dtype_bytes(sums_of(dtype)),
         rows = gemm_has_tiles(rule) ? OPQ_AMX_ROWS_MAX : opq_gemm_rows_max(cpu, OPQ_GEMM_PANEL_VECTORS);
+    opq_matrix right = gemm_transposed(b);
     *out_turned =
-        (!gemm_is_bf16(dtype) && gemm_is_window(dtype, b, m)) ||
+        (!gemm_is_bf16(dtype) && gemm_is_window(dtype, &right, m)) ||
         (k >= t->turned_k_min && !gemm_has_tiles(rule) &&
          (double)padded_columns(n, lanes) * (double)m > t->turned_gain * (double)padded_columns(m, lanes) * (double)n);
     if (*out_turned)

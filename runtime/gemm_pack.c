@@ -199,21 +199,22 @@ static void swap_rows(int64_t k, int width, float *rows)
  * in a set than it has ways. Then some panels' part of the strip is copied first. */
 enum { STRIP_MAX = 32, STAGE_STEP = OPQ_STAGE_BYTES + 64 };
 
-static bool is_crowded(const opq_pack_source *s, int width, int64_t strip)
+static bool is_crowded(const opq_pack_source *s, int64_t k, int width, int64_t strip)
 {
-    int64_t bytes = opq_dtype_bytes(s->from);
-    return !s->k_at && !s->across_at && width * bytes % 64 != 0 && width * bytes <= OPQ_STAGE_BYTES &&
-           s->k_stride * bytes % (2 * s->target->l1_ways * s->target->l1_way_bytes / strip) == 0;
+    int64_t bytes = opq_dtype_bytes(s->from), step = k > 1 ? opq_pack_k(s, 1) - opq_pack_k(s, 0) : 1;
+    return !s->across_at && (s->k_at || width * bytes % 64 != 0) && width * bytes <= OPQ_STAGE_BYTES &&
+           step * bytes % (2 * s->target->l1_ways * s->target->l1_way_bytes / strip) == 0;
 }
 
-static void fill_stage(const opq_pack_source *s, int64_t rows, int64_t across, char *stage)
+/* `rows` of k, of so many that there are. */
+static void fill_stage(const opq_pack_source *s, int64_t rows, int64_t k, int64_t across, char *stage)
 {
-    int64_t bytes = opq_dtype_bytes(s->from), step = s->k_stride * bytes, width = across * bytes;
-    const char *at = s->data;
-    for (int64_t r = 0; r < rows; r++, at += step, stage += STAGE_STEP) {
+    int64_t bytes = opq_dtype_bytes(s->from), width = across * bytes;
+    for (int64_t r = 0; r < rows; r++, stage += STAGE_STEP) {
+        const char *next = opq_pack_at(s->data, s->from, opq_pack_k(s, r + rows < k ? r + rows : r));
         for (int64_t i = 0; i < width; i += 64) /* of the next strip */
-            __builtin_prefetch(at + rows * step + i);
-        memcpy(stage, at, (size_t)width);
+            __builtin_prefetch(next + i);
+        memcpy(stage, opq_pack_at(s->data, s->from, opq_pack_k(s, r)), (size_t)width);
     }
 }
 
@@ -241,7 +242,7 @@ void opq_gemm_pack(const opq_gemm_isa *isa, const opq_pack_source *source, int64
     int64_t row_bytes = (int64_t)width * opq_dtype_bytes(source->to), each = source->word ? source->word : 1;
     bool strips = source->across_stride == 1 && across > width;
     int64_t step = !strips ? k : source->swapped > isa->vector_bytes / 2 ? source->swapped : isa->vector_bytes / 2;
-    bool crowded = strips && is_crowded(source, width, step);
+    bool crowded = strips && is_crowded(source, k, width, step);
     _Alignas(64) char stage[STRIP_MAX * STAGE_STEP];
     int64_t bytes = opq_dtype_bytes(source->from), staged = OPQ_STAGE_BYTES / (width * bytes) * width; /* across */
     for (int64_t i = 0; i < k; i += step)
@@ -249,10 +250,11 @@ void opq_gemm_pack(const opq_gemm_isa *isa, const opq_pack_source *source, int64
             opq_pack_source part = opq_pack_part_of(source, i, j);
             int64_t rows = k - i < step ? k - i : step, columns = across - j < width ? across - j : width;
             if (crowded && j % staged == 0)
-                fill_stage(&part, rows, across - j < staged ? across - j : staged, stage);
+                fill_stage(&part, rows, k - i, across - j < staged ? across - j : staged, stage);
             if (crowded) {
                 part.data = stage + j % staged * bytes;
                 part.k_stride = STAGE_STEP / bytes;
+                part.k_at = NULL;
             }
             pack_part(isa, &part, rows, columns, width, (char *)out + panel * panel_stride + i / each * row_bytes);
         }

@@ -44,12 +44,13 @@ opq_matrix gemm_transposed(const opq_matrix *m)
     return turned;
 }
 
-/* The right operand is one; and so may be the left one: then the smaller one is packed. */
+/* The right operand is a window as a left one; and so may be the left one: then the smaller one is packed. */
 static bool has_window_right(const opq_gemm_call *call)
 {
     opq_dtype lies = gemm_as_it_lies(call);
+    opq_matrix right = gemm_transposed(&call->b);
     bool smaller = call->n < call->m && !call->a.padded && !call->b.padded;
-    return gemm_is_window(lies, &call->b, call->m) && !(smaller && gemm_is_window(lies, &call->a, call->n));
+    return gemm_is_window(lies, &right, call->m) && !(smaller && gemm_is_window(lies, &call->a, call->n));
 }
 
 bool gemm_is_turned(const opq_gemm_call *call)

@@ -15,6 +15,8 @@ enum { COLUMNS_MIN = 2 }; /* with one, each element is used once */
 
 bool gemm_is_window(opq_dtype dtype, const opq_matrix *left, int64_t n)
 {
+    if (!left->rows && left->row_stride == 1 && !left->padded) /* packing copies runs of it */
+        return false;
     return gemm_has_tables(left) && left->dtype == dtype && n >= COLUMNS_MIN && (!left->padded || left->padded->reused);
 }
 

@@ -165,7 +165,9 @@ typedef enum layout {
     PADDED_PLACES,   /* rows are taps of 2 x 3 in an image with zeros around it, columns its places, 11 to a row */
     PADDED_APART,    /* every second place */
     PADDED_TAPS,     /* the other way round: rows are places */
-    LAYOUTS
+    LAYOUTS,
+    CROWDED_COLUMNS, /* each a run, some KiB behind the last, sixteen times */
+    CROWDED_ROWS,
 } layout;
 
 typedef struct sample {
@@ -277,9 +279,28 @@ static opq_matrix padded_make(layout how, opq_dtype dtype, int64_t batch, int64_
     return x;
 }
 
+static opq_matrix crowded_make(layout how, opq_dtype dtype, int64_t batch, int64_t rows, int64_t columns, guarded *out)
+{
+    opq_matrix x = {.dtype = dtype};
+    bool of_rows = how == CROWDED_ROWS;
+    int64_t run = of_rows ? columns : rows, count = of_rows ? rows : columns, last = 0, span = 1;
+    const int64_t *table = table_make(count, 16, 8192, run + 3, &last);
+    for (int64_t i = 0; i < count; i++)
+        span = table[i] + run > span ? table[i] + run : span;
+    *(of_rows ? &x.rows : &x.columns) = table;
+    *(of_rows ? &x.column_stride : &x.row_stride) = 1;
+    x.batch_stride = span;
+    *out = guarded_make(span * batch * opq_dtype_bytes(dtype));
+    fill(out->data, dtype, span * batch);
+    x.data = out->data;
+    return x;
+}
+
 static opq_matrix matrix_make(layout how, opq_dtype dtype, int64_t batch, int64_t rows, int64_t columns, guarded *out)
 {
     opq_matrix x = {.dtype = dtype};
+    if (how > LAYOUTS)
+        return crowded_make(how, dtype, batch, rows, columns, out);
     if (how >= PADDED_PLACES)
         return padded_make(how, dtype, batch, rows, columns, out);
     if (how >= WINDOWS)
@@ -653,6 +674,9 @@ static void test_large(void **state)
         {1, 256, 40, 33, COLUMNS, ROWS, OPQ_f64, OPQ_f64, OPQ_f64},
         {1, 512, 40, 33, COLUMNS, ROWS, OPQ_f64, OPQ_f64, OPQ_f64},
         {1, 1024, 40, 37, COLUMNS, ROWS, OPQ_f32, OPQ_bf16, OPQ_f32},
+        {1, 512, 131, 70, CROWDED_COLUMNS, ROWS, OPQ_f32, OPQ_f32, OPQ_f32}, /* by tables, too */
+        {2, 40, 300, 700, COLUMNS, CROWDED_ROWS, OPQ_f32, OPQ_f32, OPQ_f32},
+        {1, 300, 300, 600, CROWDED_COLUMNS, CROWDED_ROWS, OPQ_f64, OPQ_f64, OPQ_f64},
         {1, 300, 100, 1500, COLUMNS, COLUMNS, OPQ_f32, OPQ_f32, OPQ_f32}, /* blocks of k packed tile by tile */
         {3, 40, 30, 5000, COLUMNS, ROWS, OPQ_f32, OPQ_f32, OPQ_f32},
         {1, 300, 100, 1500, COLUMNS, COLUMNS, OPQ_i32, OPQ_i8, OPQ_i8},
@@ -711,6 +735,8 @@ static void test_what_is_packed(void **state)
     call.a.columns = NULL;
     call.m = 1024;
     assert_true(gemm_is_turned(&call));
+    call.b.column_stride = 1; /* runs of its rows are copied */
+    assert_false(gemm_is_turned(&call));
 }
 
 /* How rows of a window lie in the panels of tiles: places of an image beside each other, taps of three columns by threes. */
