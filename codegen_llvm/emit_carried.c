@@ -77,6 +77,30 @@ static void end(opq_nest *n, carried *c)
 
 /* ---- turns */
 
+/* A turn of the loop `leaf`. Where all is there that lanes ask for, as in the middle of a window's row, without masks. */
+static void emit_leaf(opq_nest *n, int leaf)
+{
+    int from = leaf + 1, to = opq_nest_stmt(n, leaf)->end;
+    LLVMValueRef all = n->rows < 0 && n->vector >= 0 && !n->has_lanes ? opq_nest_ask_lanes(n, from, to) : NULL;
+    opq_fork fork;
+    carried c;
+    find_carried(n, &c, leaf);
+    move(n, &c, false);
+    if (!all || c.values > OPQ_FORK_MAX) {
+        opq_emit_block(n, from, to);
+        return;
+    }
+    for (int way = 0; way < 2; way++) {
+        way ? opq_fork_other(n, &fork) : opq_fork_begin(n, &fork, all, c.value, c.values);
+        n->has_lanes = !way;
+        move(n, &c, true);
+        opq_emit_block(n, from, to);
+        move(n, &c, false);
+    }
+    opq_fork_end(n, &fork);
+    move(n, &c, true);
+}
+
 /* Turn number `turn` of all, whose indices are carried if they are several. */
 static void emit_row(opq_nest *n, const opq_chain *chain, const opq_odometer *odometer, LLVMValueRef turn)
 {
@@ -84,7 +108,7 @@ static void emit_row(opq_nest *n, const opq_chain *chain, const opq_odometer *od
     opq_places places = opq_nest_places(n);
     n->turn = turn;
     opq_nest_enter(n, odometer, chain, n->sequence_rank ? n->sequence : &turn);
-    opq_emit_block(n, leaf + 1, opq_nest_stmt(n, leaf)->end);
+    emit_leaf(n, leaf);
     opq_nest_return(n, &places);
     if (n->sequence_rank)
         opq_odometer_next(n, odometer, n->sequence);

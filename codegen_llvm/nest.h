@@ -66,6 +66,7 @@ typedef struct opq_nest {
     int rows;          /* copies are neighbours along this variable (emit_rows.c); -1: along the vector's */
     LLVMValueRef remaining; /* lanes from copy's first one that count (i64, may exceed the lanes or be negative); NULL: all */
     LLVMValueRef mask; /* the same as <lanes x i1>; NULL: all */
+    bool has_lanes;    /* `inside` holds in all of these where lanes ask for it */
     LLVMValueRef tile[OPQ_ACCESS_MAX]; /* where this turn's lanes, which lie apart, were brought side by side (emit_tile.c); NULL: nowhere */
     bool prefetch;
     int prefetch_row;        /* variable whose next rows are looked ahead to; -1: the target's prefetch_bytes */
@@ -125,6 +126,8 @@ LLVMValueRef opq_nest_number_f64(opq_nest *n, int stmt);
 LLVMValueRef opq_nest_compare(opq_nest *n, const opq_stmt *stmt);
 LLVMValueRef opq_nest_inside(opq_nest *n, int stmt);
 LLVMValueRef opq_nest_inside_all(opq_nest *n, int stmt); /* i1: are all lanes, masked or not? */
+/* i1: does it hold in all lanes that count, of every copy, wherever one of the statements [from, to) asks for it? NULL: lanes ask for nothing. */
+LLVMValueRef opq_nest_ask_lanes(opq_nest *n, int from, int to);
 void opq_nest_store(opq_nest *n, int stmt);
 /* Sets local_row of the locals that [from, to) uses. */
 void opq_nest_enter_locals(opq_nest *n, int from, int to);

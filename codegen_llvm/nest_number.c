@@ -99,6 +99,8 @@ LLVMValueRef opq_nest_inside(opq_nest *n, int stmt)
     opq_stride stride = opq_nest_stride(n, access);
     if (stride == OPQ_STRIDE_zero)
         return opq_splat(n->e, LLVMBuildICmp(b, LLVMIntULT, first, extent, ""));
+    if (n->has_lanes)
+        return LLVMConstAllOnes(opq_vector_type(n->e, OPQ_bool));
     if (stride >= OPQ_STRIDE_any)
         return LLVMBuildICmp(b, LLVMIntULT, opq_nest_number(n, stmt), opq_splat(n->e, extent), "");
     LLVMValueRef numbers = opq_lane_numbers(n->e, 32);
@@ -107,12 +109,27 @@ LLVMValueRef opq_nest_inside(opq_nest *n, int stmt)
                         LLVMBuildICmp(b, LLVMIntSLT, numbers, to, ""), "");
 }
 
-LLVMValueRef opq_nest_inside_all(opq_nest *n, int stmt)
+/* Do the numbers of this copy's first lane and of the one `last` lanes behind it, between which the others are, lie inside? */
+static LLVMValueRef inside_both(opq_nest *n, int stmt, LLVMValueRef last)
 {
     int access = opq_nest_stmt(n, stmt)->access;
     LLVMBuilderRef b = n->e->builder;
-    LLVMValueRef extent = extent_of(n, access), first = first_number(n, access), last = opq_i64(n->e, n->e->lanes - 1);
+    LLVMValueRef extent = extent_of(n, access), first = first_number(n, access);
     last = LLVMBuildAdd(b, first, LLVMBuildMul(b, last, opq_nest_step(n, access), ""), "");
     return LLVMBuildAnd(b, LLVMBuildICmp(b, LLVMIntULT, first, extent, ""),
                         LLVMBuildICmp(b, LLVMIntULT, last, extent, ""), "");
+}
+
+LLVMValueRef opq_nest_inside_all(opq_nest *n, int stmt) { return inside_both(n, stmt, opq_i64(n->e, n->e->lanes - 1)); }
+
+LLVMValueRef opq_nest_ask_lanes(opq_nest *n, int from, int to)
+{
+    LLVMValueRef all = NULL, last = opq_i64(n->e, (int64_t)n->strip * n->e->lanes - 1);
+    opq_nest_use_copy(n, 0);
+    if (n->mask)
+        last = opq_nest_smaller(n, LLVMBuildSub(n->e->builder, n->remaining, opq_i64(n->e, 1), ""), last);
+    for (int i = from; i < to; i++)
+        if (opq_nest_stmt(n, i)->op == OPQ_STMT_inside && opq_nest_varies(n, i))
+            all = opq_nest_both(n, all, inside_both(n, i, last));
+    return all;
 }
