@@ -196,8 +196,8 @@ static int emit_random(opq_lower_state *state, const opq_node *node, const opq_i
     return opq_lower_push(state, &random);
 }
 
-/* Is every element of the node computed? Its row-major index must then run over the loops that move it without a gap. */
-static bool covers(const opq_lower_state *state, const opq_node *node, const opq_index_map *map)
+/* Its row-major index must then run over the loops that move it without a gap. */
+bool opq_lower_covers(const opq_lower_state *state, const opq_node *node, const opq_index_map *map)
 {
     opq_affine linear = opq_affine_linear(map, &node->type);
     linear = opq_affine_forwards(&linear, &state->space);
@@ -230,7 +230,7 @@ static int emit_elementwise(opq_lower_state *state, const opq_node *node, const 
     opq_stmt made = opq_lower_stmt(node->op, opq_compute_dtype(node->type.dtype), -1, -1);
     opq_index_map operand_map;
     opq_lower_repeats(state, node, map);
-    if (opq_node_divides(node) && !covers(state, node, map))
+    if (opq_node_divides(node) && !opq_lower_covers(state, node, map))
         return opq_lower_refuse(state, OPQ_REFUSAL_part);
     for (int k = 0; k < node->arity; k++) {
         const opq_type *type = &opq_node_at(state->graph, node->operand[k])->type;

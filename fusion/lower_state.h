@@ -121,6 +121,8 @@ opq_refusal opq_lower_space(opq_lower_state *state);
 
 /* lower_body.c: statements for node `ref` under `map`. Who pushes gives the statement's number; -1 with state->refusal set. */
 int opq_lower_emit(opq_lower_state *state, opq_ref ref, const opq_index_map *map);
+/* Is every element of the node computed under the map? */
+bool opq_lower_covers(const opq_lower_state *state, const opq_node *node, const opq_index_map *map);
 int opq_lower_load(opq_lower_state *state, opq_ref memory, const opq_affine *linear);
 opq_stmt opq_lower_stmt(int op, opq_dtype dtype, int x, int y); /* operands; -1: none */
 int opq_lower_push(opq_lower_state *state, const opq_stmt *stmt);

@@ -45,11 +45,29 @@ static void emit_store(opq_lower_state *state, opq_ref ref, opq_ref value, const
         opq_lower_move(state, &store, ref, dtype, address);
 }
 
+/* Is it computed for others, each element in one turn of all loops? Then it is stored as they have it: rows of a permuted view that is summed. */
+static bool find_made(const opq_lower_state *state, opq_ref ref, opq_index_map *out_map)
+{
+    const opq_node *node = opq_node_at(state->graph, ref);
+    int64_t turns;
+    (void)opq_lower_index(&state->space, true, true, &turns);
+    memset(out_map, 0, sizeof *out_map);
+    for (int i = 0; i < state->memo_count && turns == opq_type_count(&node->type); i++) {
+        const opq_memo *memo = &state->memos[i];
+        if (memo->node != ref || memo->at >= 0 || memo->guard >= 0)
+            continue;
+        memcpy(out_map->dim, memo->dim, (size_t)node->type.rank * sizeof *memo->dim);
+        if (opq_lower_covers(state, node, out_map))
+            return true;
+    }
+    return false;
+}
+
 static void emit_stored(opq_lower_state *state, opq_ref ref)
 {
     const opq_node *node = opq_node_at(state->graph, ref);
     opq_index_map map;
-    if (!stored_map(state, &node->type, &map))
+    if (!find_made(state, ref, &map) && !stored_map(state, &node->type, &map))
         return;
     opq_affine address = opq_affine_linear(&map, &node->type);
     emit_store(state, ref, ref, &map, &address);
@@ -154,18 +172,29 @@ static bool emit_permuted(opq_lower_state *state, opq_ref ref)
     return true;
 }
 
+static void emit_root(opq_lower_state *state, opq_ref ref)
+{
+    opq_class class_ = opq_node_class(opq_node_at(state->graph, ref));
+    if (class_ == OPQ_CLASS_UPDATE)
+        emit_update(state, ref);
+    else if (class_ == OPQ_CLASS_SCATTER)
+        emit_scatter(state, ref);
+    else if (!emit_permuted(state, ref))
+        emit_stored(state, ref);
+}
+
+/* Elements may be computed in any order: after all that has one. */
+static bool has_any_order(const opq_lower_state *state, opq_ref ref)
+{
+    opq_class class_ = opq_node_class(opq_node_at(state->graph, ref));
+    return state->out->matmul < 0 && (class_ == OPQ_CLASS_EWISE || class_ == OPQ_CLASS_CAST);
+}
+
 void opq_lower_stored(opq_lower_state *state)
 {
     const opq_lower_request *rq = state->request;
-    for (int i = 0; i < rq->stored_count && state->refusal == OPQ_REFUSAL_none; i++) {
-        opq_class class_ = opq_node_class(opq_node_at(rq->graph, rq->stored[i]));
-        if (is_idle(rq->graph, rq->stored[i]))
-            continue;
-        if (class_ == OPQ_CLASS_UPDATE)
-            emit_update(state, rq->stored[i]);
-        else if (class_ == OPQ_CLASS_SCATTER)
-            emit_scatter(state, rq->stored[i]);
-        else if (!emit_permuted(state, rq->stored[i]))
-            emit_stored(state, rq->stored[i]);
-    }
+    for (int any = 0; any < 2; any++)
+        for (int i = 0; i < rq->stored_count && state->refusal == OPQ_REFUSAL_none; i++)
+            if (has_any_order(state, rq->stored[i]) == any && !is_idle(rq->graph, rq->stored[i]))
+                emit_root(state, rq->stored[i]);
 }

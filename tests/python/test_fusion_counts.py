@@ -179,6 +179,23 @@ def test_values_that_stay_alive_are_further_outputs_of_the_kernel():
     assert torch.equal((z * y - x).cpu(), w.cpu())
 
 
+def test_what_is_summed_by_other_rows_is_stored_as_they_come():
+    """Batch and sequence changed places before a bias's gradient was summed: values are computed once, where they were twice, of elements apart."""
+    x, w = ready(torch.randn(6, 10, 40), torch.randn(40))
+
+    def layer():
+        y = torch.tanh(x * w)
+        return y, y.transpose(0, 1).reshape(60, 40).sum(0)
+
+    y, total = layer()
+    kernels = str(torch_opaque.graph([y, total], stage="kernels"))
+    assert kernels.count("kernel @") == 1
+    assert kernels.count("tanh f32") == 1
+    fused = [y.cpu(), total.cpu()]
+    with torch_opaque.unfused():
+        assert all(map(torch.equal, fused, [t.cpu() for t in layer()]))
+
+
 @pytest.mark.parametrize("dims", [(0,), (1,), (0, 1), (2,), (0, 2), (0, 1, 2)], ids=str)
 def test_a_reduction_takes_the_chain_before_it(dims):
     (x,) = ready(torch.randn(9, 33, 65))
