@@ -2,7 +2,8 @@
  *
  *   for each group of column panels
  *     for each block of k                        b: packed here, shared, or in place; stays in L2
- *       for each tile of row panels              c: in place, or a scratch tile that the callback gets after the last block of k
+ *       for each tile of row panels              a: packed before, in place, or packed here where no other group uses it
+ *                                                c: in place, or a scratch tile that the callback gets after the last block of k
  *         for each step of column panels         its part of b is streamed once per, or packed here for one row panel
  *           row panel: kernel                    the sums continue from c: still one chain per element
  */
@@ -45,6 +46,7 @@ typedef struct block {
     char *packed_b, *tile, *edge;
 } block;
 
+/* Is it packed here, tile by tile? */
 static bool packs_a_blocks(const gemm_run *run) { return gemm_packs_a_blocks(run) && !run->shared_a; }
 
 static left_view left_of(block *w, int64_t k0, int64_t k)

@@ -597,6 +597,8 @@ static void test_pairs(void **state)
         {1, 1024, 40, 37, COLUMNS, ROWS, OPQ_f32, OPQ_bf16, OPQ_bf16},
         {1, 150, 300, 2201, ROWS, COLUMNS, OPQ_f32, OPQ_f32, OPQ_bf16},
         {1, 150, 131, 2200, COLUMNS, ROWS, OPQ_f32, OPQ_f32, OPQ_f32},
+        {1, 512, 70, 99, CROWDED_COLUMNS, CROWDED_ROWS, OPQ_f32, OPQ_bf16, OPQ_bf16},
+        {1, 512, 70, 99, CROWDED_COLUMNS, CROWDED_ROWS, OPQ_f32, OPQ_f32, OPQ_bf16},
     };
     for (int w = 0; w < WAYS; w++) {
         set_way(w);
@@ -677,6 +679,8 @@ static void test_large(void **state)
         {1, 512, 131, 70, CROWDED_COLUMNS, ROWS, OPQ_f32, OPQ_f32, OPQ_f32}, /* by tables, too */
         {2, 40, 300, 700, COLUMNS, CROWDED_ROWS, OPQ_f32, OPQ_f32, OPQ_f32},
         {1, 300, 300, 600, CROWDED_COLUMNS, CROWDED_ROWS, OPQ_f64, OPQ_f64, OPQ_f64},
+        {1, 300, 140, 90, CROWDED_COLUMNS, CROWDED_ROWS, OPQ_f32, OPQ_bf16, OPQ_f16},
+        {1, 300, 140, 90, CROWDED_COLUMNS, CROWDED_ROWS, OPQ_i32, OPQ_i8, OPQ_i8},
         {1, 300, 100, 1500, COLUMNS, COLUMNS, OPQ_f32, OPQ_f32, OPQ_f32}, /* blocks of k packed tile by tile */
         {3, 40, 30, 5000, COLUMNS, ROWS, OPQ_f32, OPQ_f32, OPQ_f32},
         {1, 300, 100, 1500, COLUMNS, COLUMNS, OPQ_i32, OPQ_i8, OPQ_i8},
