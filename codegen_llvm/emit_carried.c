@@ -81,10 +81,13 @@ static void end(opq_nest *n, carried *c)
 static void emit_leaf(opq_nest *n, int leaf)
 {
     int from = leaf + 1, to = opq_nest_stmt(n, leaf)->end;
-    LLVMValueRef all = n->rows < 0 && n->vector >= 0 && !n->has_lanes ? opq_nest_ask_lanes(n, from, to) : NULL;
+    bool asks =
+        n->rows < 0 && n->vector >= 0 && !opq_loop_has_loops(n->k, leaf); /* what stands in others changes with them */
+    LLVMValueRef all = asks ? opq_nest_ask_lanes(n, from, to) : NULL;
     opq_fork fork;
-    carried c;
-    find_carried(n, &c, leaf);
+    carried c = {0};
+    if (all)
+        find_carried(n, &c, leaf);
     move(n, &c, false);
     if (!all || c.values > OPQ_FORK_MAX) {
         opq_emit_block(n, from, to);

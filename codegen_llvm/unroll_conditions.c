@@ -103,15 +103,7 @@ void opq_unroll_use_held(opq_unroll *p, int turn)
 static LLVMValueRef holds_here(const opq_unroll *p, int stmt)
 {
     opq_nest *n = p->n;
-    LLVMValueRef all = NULL;
-    if (!opq_nest_varies(n, stmt))
-        return opq_lane(n->e, opq_nest_inside(n, stmt), 0);
-    for (int copy = 0; copy < n->strip; copy++) {
-        opq_nest_use_copy(n, copy);
-        all = opq_nest_both(p->n, all, opq_nest_inside_all(n, stmt));
-    }
-    opq_nest_use_copy(n, 0);
-    return all;
+    return opq_nest_varies(n, stmt) ? opq_nest_ask_lanes(n, stmt, stmt + 1) : opq_lane(n->e, opq_nest_inside(n, stmt), 0);
 }
 
 /* 1 if a condition holds for all turns: it is linear, so that what holds at their corners does. `outside`: variables to bind with theirs. */

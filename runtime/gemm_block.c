@@ -38,16 +38,13 @@ typedef struct right_view {
 typedef struct block {
     gemm_run *run;
     int64_t batch;
-    int64_t row_first, row_last; /* row panels */
-    const char *packed_a;        /* region of packed row panels, NULL if in place */
-    int64_t region_first, region_last;
+    int64_t row_first, row_last;                 /* row panels */
+    const char *packed_a;                        /* region of packed row panels, NULL if in place */
+    int64_t region_first, region_last, region_k; /* region_k: its first k */
     gemm_window window;
     char *room; /* for packed rows */
     char *packed_b, *tile, *edge;
 } block;
-
-/* Is it packed here, tile by tile? */
-static bool packs_a_blocks(const gemm_run *run) { return gemm_packs_a_blocks(run) && !run->shared_a; }
 
 static left_view left_of(block *w, int64_t k0, int64_t k)
 {
@@ -66,8 +63,7 @@ static left_view left_of(block *w, int64_t k0, int64_t k)
                            .kind = OPQ_GEMM_LEFT_ROWS};
     }
     int64_t base = gemm_row(run, w->region_first), rows = gemm_row(run, w->region_last) - base;
-    int64_t before = packs_a_blocks(run) ? 0 : k0 * rows * run->element_bytes;
-    return (left_view){.data = w->packed_a + before,
+    return (left_view){.data = w->packed_a + (k0 - w->region_k) * rows * run->element_bytes,
                        .row_bytes = k * run->element_bytes,
                        .first_row = base,
                        .kind = OPQ_GEMM_LEFT_PACKED};
@@ -99,7 +95,7 @@ static int64_t panels_at_once(const gemm_run *run)
     const opq_gemm_call *call = &run->call;
     const opq_target_gemm *t = &run->cpu->target->gemm;
     int64_t panels = gemm_ceil(run->row_panels, run->row_chunks);
-    if (!gemm_packs_a(run) || run->shared_a || packs_a_blocks(run) ||
+    if (!gemm_packs_a(run) || run->shared_a || gemm_packs_a_blocks(run) ||
         call->k * call->n * run->element_bytes > t->near_b_bytes)
         return panels;
     int64_t bytes = gemm_ceil(call->m, run->row_panels) * call->k * run->element_bytes;
@@ -364,6 +360,7 @@ static void pack_block(block *w, int64_t first, int64_t last, int64_t k0, int64_
 {
     w->region_first = first;
     w->region_last = last;
+    w->region_k = k0;
     gemm_pack_a_block(w->run, w->batch, first, first, last, k0, k, w->room);
     w->packed_a = w->room;
 }
@@ -382,7 +379,7 @@ static opq_status run_group(block *w, int64_t first, int64_t last)
             b = right_of(w, first, last, k0, k);
         for (int64_t p = w->row_first; p < w->row_last; p += run->tile_panels) {
             int64_t end = gemm_min(p + run->tile_panels, w->row_last), row = gemm_row(run, p);
-            if (packs_a_blocks(run))
+            if (gemm_packs_a_blocks(run))
                 pack_block(w, p, end, k0, k);
             left_view a = left_of(w, k0, k);
             char *c = w->tile;
@@ -414,7 +411,7 @@ static int64_t chunk_rows_bytes(const gemm_run *run)
         return gemm_window_bytes(run);
     if (!gemm_packs_a(run) || run->shared_a)
         return 0;
-    bool blocks = packs_a_blocks(run);
+    bool blocks = gemm_packs_a_blocks(run);
     int64_t panels = blocks ? run->tile_panels : panels_at_once(run);
     return panels * gemm_ceil(run->call.m, run->row_panels) * (blocks ? run->k_block : run->call.k) * run->element_bytes;
 }
@@ -456,7 +453,7 @@ static void place_left(block *w)
         w->packed_a = run->shared_a + w->batch * gemm_packed_a_bytes(run, 0, run->row_panels);
     } else if (run->call.packed_a) {
         w->packed_a = run->call.packed_a;
-    } else if (!run->a_in_place && !packs_a_blocks(run)) {
+    } else if (!run->a_in_place && !gemm_packs_a_blocks(run)) {
         w->region_first = w->row_first;
         w->region_last = w->row_last;
         w->packed_a = w->room;

@@ -104,7 +104,7 @@ static inline bool gemm_packs_b(const gemm_run *run)
 /* Is a block of k of the left operand packed where it is used, tile by tile, since one group of column panels is all that uses it? */
 static inline bool gemm_packs_a_blocks(const gemm_run *run)
 {
-    return gemm_packs_a(run) && run->k_block < run->call.k &&
+    return gemm_packs_a(run) && !run->shared_a && run->k_block < run->call.k &&
            gemm_ceil(run->column_panels, run->column_chunks) <= run->group_panels;
 }
 /* Right operands in a batch: one that all matrices have is packed once. */
@@ -212,9 +212,9 @@ opq_status gemm_run_small(opq_gemm *gemm, const struct opq_cpu *cpu, const opq_g
 bool gemm_is_tiny(const opq_gemm_call *call);
 void gemm_run_tiny(const opq_gemm_call *call);
 
-/* gemm_set.c. Of a gemm_run: pieces are its row panels, or its groups of column panels, in all batches. */
+/* gemm_set.c. Of a gemm_run: pieces are its row panels, or blocks of k of its groups of column panels, in all batches. */
 void gemm_pack_shared_a(void *run, int64_t begin, int64_t end);
-int64_t gemm_shared_b_count(const gemm_run *run); /* pieces of one matrix */
+int64_t gemm_shared_b_count(const gemm_run *run); /* of one matrix */
 void gemm_pack_shared_b(void *run, int64_t begin, int64_t end);
 opq_status gemm_run_set(gemm_set *set) OPQ_MUST_CHECK;
 

@@ -55,19 +55,11 @@ def weight_gradients(batch, rows, columns, size, taps):
     )
 
 
-@row(flops=2 * 16 * 96 * 24 * 32 * 32)
-def conv_1x1_weights_16x96x24x32():
-    return weight_gradients(16, 96, 24, 32, 1)
-
-
-@row(flops=2 * 4 * 256 * 64 * 56 * 56)
-def conv_1x1_weights_4x256x64x56():
-    return weight_gradients(4, 256, 64, 56, 1)
-
-
-@row(flops=2 * 16 * 32 * 27 * 32 * 32)
-def conv_3x3_weights_16x32x3x32():
-    return weight_gradients(16, 32, 3, 32, 3)
+for _taps, _shape in ((1, (16, 96, 24, 32)), (1, (4, 256, 64, 56)), (3, (16, 32, 3, 32))):
+    row(
+        f"conv_{_taps}x{_taps}_weights_{'x'.join(map(str, _shape))}",
+        flops=2 * math.prod(_shape) * _shape[3] * _taps**2,
+    )(functools.partial(weight_gradients, *_shape, _taps))
 
 
 @row(bytes=8 * 3 * 224 * 224, flops=2 * 3 * 25 * 224 * 224)
